@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -15,7 +15,8 @@ from taskmanager.manager import TaskManager
 from taskmanager.model.errors import ConfigurationError, StoreError, TaskManagerError
 from taskmanager.web import acting, health, instances, overview, queues, task, tasks
 from taskmanager.web.guard import Guard, check_auth
-from taskmanager.web.render import Sheet, View, drawn, fault_page, path_of, refuse, respond, sent
+from taskmanager.web.mounting import place_in
+from taskmanager.web.render import Sheet, View, drawn, fault_page, refuse, respond, sent
 from taskmanager.web.site import FormatArguments, Site, site_of, viewer_of
 from taskmanager.web.source import Source
 
@@ -96,8 +97,8 @@ def pages_of(site: Site) -> Starlette:
     routes = [Route(path, _shown(page), methods=["GET"]) for path, page in PAGES]
     routes += [Route(path, _answered(answer), methods=[method]) for path, answer, method in ANSWERS]
     routes.append(Route("/static/{name}", _asset, methods=["GET"]))
-    made = Starlette(routes=routes, exception_handlers={404: _not_found, TaskManagerError: _fault})
-    made.router.redirect_slashes = False  # it would write an absolute address, which may be wrong behind a proxy
+    made = Starlette(routes=routes, exception_handlers={404: _not_found, TaskManagerError: _fault, Exception: _broken})
+    made.router.redirect_slashes = False  # the guard does it, by a relative address
     made.state.site = site
     return made
 
@@ -114,7 +115,7 @@ def _shown(page: Page) -> Callable[[Request], Awaitable[Response]]:
             return found if isinstance(found, Response) else drawn(request, found)
 
         held = request.headers.get(tasks.ROWS_HEADER, "")
-        key = request.url.path, request.url.query, held, viewer_of(request).may_act
+        key = place_in(request.scope), request.url.query, held, viewer_of(request).may_act
         mark = source.mark()
         if mark is not None and (mark, request.headers.get("if-none-match")) == marks.get(key):
             return Response(status_code=304, headers={"ETag": marks[key][1], "Vary": "Cookie"})
@@ -152,12 +153,12 @@ async def _asset(request: Request) -> Response:
 
 
 async def _not_found(request: Request, _: Any) -> Response:
-    path = path_of(request)
-    if not request.scope["path"].endswith("/") and not path:  # mounted, and asked for without the slash at the end
-        return RedirectResponse(f"{request.scope['path'].rpartition('/')[2]}/", status_code=307)
-    if path.endswith("/"):
-        return RedirectResponse(f"../{path.rstrip('/').rpartition('/')[2]}", status_code=307)
     return refuse(request, 404, "there is no such page", "go to the overview, and follow the links from there")
+
+
+async def _broken(request: Request, _: Exception) -> Response:
+    """Say no more than that. The server logs the exception."""
+    return refuse(request, 500, "this page is broken", "the log of the application says why; please report it")
 
 
 async def _fault(request: Request, exc: Exception) -> Response:

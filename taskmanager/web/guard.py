@@ -7,6 +7,7 @@ wrong here is a refusal.
 import inspect
 import secrets
 from collections.abc import Awaitable, Callable
+from functools import partial
 from http import HTTPStatus
 from http.cookies import SimpleCookie
 from typing import Any, Final, cast
@@ -15,11 +16,13 @@ from urllib.parse import parse_qsl
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.logger import logger
-from taskmanager.web.render import COOKIE_PATH, FORM_FIELD, path_of, refusal_page
+from taskmanager.web.mounting import inner_scope, place_of
+from taskmanager.web.render import COOKIE_PATH, FORM_FIELD, refusal_page
 from taskmanager.web.site import Level, Viewer
 
 Auth = Callable[[Request], "Level | Awaitable[Level | None] | None"]
@@ -49,8 +52,8 @@ _READS: Final = ("GET", "HEAD")
 _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 """A browser leaves them out, and a proxy may put them in."""
 _LEVELS: Final = ("read", "act")
-_GUARD: Final = "taskmanager.guard"
 _VIEWER: Final = "taskmanager.viewer"
+_ASK: Final = "taskmanager.still_allowed"
 
 
 class Refusal(Exception):
@@ -78,32 +81,39 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = Request(scope, receive)
+        request, place = Request(scope, receive), place_of(scope)
         token, cookie = _form_token(request)
         send = _with_headers(send, cookie)
         try:
-            body = await self._judge(request, token)
+            if place.path in OPEN_ASSETS and request.method in _READS:
+                await self._app(inner_scope(scope, place), receive, send)
+                return
+            level = await self._allowed(request)
+            body = None if request.method in _READS else await self._form(request, level, token)
         except Refusal as refused:
-            page = refusal_page(self._title, path_of(request), refused.status_code, refused.what, refused.cure)
+            page = refusal_page(self._title, place.up, refused.status_code, refused.what, refused.cure)
             page.headers.update(refused.headers)
             await page(scope, receive, send)
         except ClientDisconnect:
             return
         else:
-            await self._app(scope, receive if body is None else _again(body, receive), send)
+            if place.redirect is not None:
+                query = f"?{request.url.query}" if request.url.query else ""
+                await Response(status_code=307, headers={"Location": place.redirect + query})(scope, receive, send)
+                return
+            inner = inner_scope(scope, place)
+            inner[_VIEWER], inner[_ASK] = Viewer(level, name_of(request), token), partial(self._still_allows, request)
+            await self._app(inner, receive if body is None else _again(body, receive), send)
 
-    async def _judge(self, request: Request, token: str) -> bytes | None:
-        """Note the viewer in the scope, and return the body of a form. Raise `Refusal`."""
-        is_reading = request.method in _READS
-        if is_reading and path_of(request) in OPEN_ASSETS:
-            return None
+    async def _allowed(self, request: Request) -> Level:
+        """Return what the sender of a request may do. Raise `Refusal` if that is nothing."""
         level = await self._level_of(request)
         if level is None:
             raise Refusal(403, "you are not allowed to see this page", "sign in with the application, and come again")
-        request.scope[_VIEWER] = Viewer(level, name_of(request), token)
-        request.scope[_GUARD] = self
-        if is_reading:
-            return None
+        return level
+
+    async def _form(self, request: Request, level: Level, token: str) -> bytes:
+        """Return the body of a form that a page of this dashboard has sent. Raise `Refusal` for anything else."""
         if request.method != "POST":
             raise Refusal(405, "this page knows GET and POST", "open it in a browser", {"Allow": "GET, HEAD, POST"})
         if level != "act" or self._read_only:
@@ -142,8 +152,7 @@ class Guard:
         )
         raise Refusal(500, "whether you may see this page is not known", "the log of the application says why")
 
-    async def still_allows(self, request: Request) -> bool:
-        """Return whether the sender of a request that is still being answered may see the rest, too."""
+    async def _still_allows(self, request: Request) -> bool:
         try:
             return await self._level_of(request) is not None
         except Refusal:
@@ -152,8 +161,8 @@ class Guard:
 
 async def still_allowed(request: Request) -> bool:
     """Return whether the viewer may go on. Whatever is sent for longer than a minute asks that each minute."""
-    guard: Guard = request.scope[_GUARD]
-    return await guard.still_allows(request)
+    ask: Callable[[], Awaitable[bool]] = request.scope[_ASK]
+    return await ask()
 
 
 def check_auth(auth: Any) -> Auth:

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from taskmanager.web.app import file_site, pages_of
 from taskmanager.web.guard import Auth, Guard, Refusal, cookie_line
-from taskmanager.web.render import path_of
+from taskmanager.web.mounting import place_of
 from taskmanager.web.site import Level
 
 TOKEN_FIELD: Final = "token"  # noqa: S105  # the name of it
@@ -75,7 +75,7 @@ class TokenAuth:
 
     def _welcome(self, request: Request, query: str) -> Refusal:
         """Return the way to the same page without the token in its address, where it would be seen and sent on."""
-        page = f"./{quote(path_of(request).rpartition('/')[2])}{query}"
+        page = f"./{place_of(request.scope).name}{query}"
         is_secure = request.url.scheme == "https"
         cookie = cookie_line(self._cookie_name, self._cookie, is_secure=is_secure, same_site="Strict")
         headers = {"Location": page, "Set-Cookie": cookie, "Referrer-Policy": "no-referrer"}

@@ -24,6 +24,7 @@ from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import TaskManagerError
 from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.report import RunningTask
+from taskmanager.web.mounting import place_in
 from taskmanager.web.site import site_of, viewer_of
 
 FORM_FIELD: Final = "form_token"
@@ -116,9 +117,9 @@ def refuse(request: Request, status_code: int, what: str, cure: str) -> Response
     return respond(request, View("fault.html", {"what": what, "cure": cure}, status_code))
 
 
-def refusal_page(title: str, path: str, status_code: int, what: str, cure: str) -> Response:
+def refusal_page(title: str, up: str, status_code: int, what: str, cure: str) -> Response:
     """Return a page for somebody who may not see the dashboard. It holds nothing of it but the title."""
-    values = {"title": title, "up": "../" * path.count("/"), "status_code": status_code, "what": what, "cure": cure}
+    values = {"title": title, "up": up, "status_code": status_code, "what": what, "cure": cure}
     return HTMLResponse(_environment.get_template("refusal.html").render(values), status_code)
 
 
@@ -132,19 +133,13 @@ def fault_page(request: Request, error: TaskManagerError) -> Response:
 
 
 def path_of(request: Request) -> str:
-    """Return the path below the dashboard, without a slash at its beginning: `tasks/ID`.
-
-    Some frameworks leave the root path in the path and others take it out. So `/tasks` below the root path `/tasks` may
-    be the page of tasks, and only a path that goes on behind the root path has it in it.
-    """
-    root, path = request.scope.get("root_path", "").rstrip("/"), request.scope["path"]
-    is_inside = bool(root) and f"{path}/".startswith(f"{root}/")
-    return str(path.removeprefix(root) if is_inside else path).lstrip("/")
+    """Return the path below the dashboard, without a slash at its beginning: `tasks/ID`."""
+    return place_in(request.scope).path
 
 
 def up_of(request: Request) -> str:
     """Return the relative way from this page to the dashboard: `../` for each folder."""
-    return "../" * path_of(request).count("/") or "./"
+    return place_in(request.scope).up
 
 
 def segment(text: str) -> str:

@@ -74,6 +74,7 @@ async def test_token_comes_once_in_the_address_and_then_as_a_cookie(file: Path) 
         assert (await visitor.post("queues/pause", {"queue": "a"})).status_code == 303
     async with with_token(file) as visitor:
         assert (await visitor.get(f"?token={TOKEN}")).headers["location"] == "./"
+        assert (await visitor.get(f"workflows/a%2Fb%3Fc?token={TOKEN}")).headers["location"] == "./a%2Fb%3Fc"
 
 
 async def test_cookie_is_good_after_a_restart_and_for_this_token_only(file: Path) -> None:
