@@ -6,12 +6,14 @@ however late a slow loop gets to it. Times move forwards only: every answer is l
 """
 
 import hashlib
+import re
 from collections import deque
 from typing import Final, Literal, NamedTuple
 
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.dataclass import dataclass
-from taskmanager.rules.cron import Cron
+from taskmanager.model.errors import ConfigurationError
+from taskmanager.rules.cron import Cron, cron_of
 
 CatchUp = Literal["skip", "latest", "all"]
 Overlap = Literal["skip", "queue", "allow"]
@@ -20,6 +22,12 @@ NEVER_US: Final = 253_402_300_799_000_000
 """The last second that a datetime can hold stands for "not again"."""
 GRACE_US: Final = SECOND_US
 """A fire this late counts as on time, and never one later than a tenth of the time to the next."""
+
+
+_WORDS: Final = re.compile(
+    r"(?:every (?P<every>\d{1,12}(?:\.\d{1,6})?) s|(?P<cron>.+?) (?P<zone>\S+?))"
+    r"(?:, jitter (?P<jitter>\d{1,12}(?:\.\d{1,6})?) s)?"
+)
 
 
 class Timing:
@@ -141,6 +149,25 @@ class Timing:
             found = self.after(middle)
             low, high = (found, high) if found <= high else (low, middle)
         return low
+
+
+def timing_of(name: str, words: str) -> Timing | None:
+    """Return the timing that is written like this, as `str` does it; None if these words are no timing."""
+    found = _WORDS.fullmatch(words)
+    if found is None:
+        return None
+    every_us, jitter_us = _microseconds(found["every"]), _microseconds(found["jitter"])
+    if every_us:
+        return Timing(name, cron=None, every_us=every_us, jitter_us=jitter_us)
+    try:
+        return Timing(name, cron=cron_of(found["cron"] or "", found["zone"]), every_us=None, jitter_us=jitter_us)
+    except ConfigurationError:
+        return None
+
+
+def _microseconds(seconds: str | None) -> int:
+    whole, _, fraction = (seconds or "0").partition(".")
+    return int(whole) * SECOND_US + int(fraction.ljust(6, "0") or "0")
 
 
 def _seconds(duration_us: int) -> str:

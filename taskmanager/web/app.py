@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from taskmanager.manager import TaskManager
 from taskmanager.model.errors import ConfigurationError, StoreError, TaskManagerError
-from taskmanager.web import acting, health, instances, overview, queues, task, tasks
+from taskmanager.web import acting, health, instances, overview, queues, schedules, task, tasks
 from taskmanager.web.guard import Guard, check_auth
 from taskmanager.web.mounting import place_in
 from taskmanager.web.render import Sheet, View, drawn, fault_page, refuse, respond, sent
@@ -26,6 +26,7 @@ PAGES: Final[tuple[tuple[str, Page], ...]] = (
     ("/", overview.show),
     ("/tasks/{task_id}", task.show),
     ("/tasks", tasks.show),
+    ("/schedules", schedules.show),
     ("/queues", queues.show),
     ("/instances", instances.show),
 )
@@ -37,6 +38,9 @@ ANSWERS: Final[tuple[tuple[str, Page, str], ...]] = (
     ("/healthz", health.show, "GET"),
     ("/tasks/{task_id}/retry", acting.retry_one, "POST"),
     ("/tasks/{task_id}/cancel", acting.cancel_one, "POST"),
+    ("/schedules/pause", schedules.pause, "POST"),
+    ("/schedules/resume", schedules.resume, "POST"),
+    ("/schedules/run", schedules.run, "POST"),
     ("/queues/pause", queues.pause, "POST"),
     ("/queues/resume", queues.resume, "POST"),
     ("/instances/recover", instances.recover, "POST"),

@@ -7,7 +7,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from taskmanager.rules.cron import Cron, cron_of
-from taskmanager.rules.schedule import Hold, Move, Plan, Timing, Wait, judge
+from taskmanager.rules.schedule import Hold, Move, Plan, Timing, Wait, judge, timing_of
 
 SECOND_US = 1_000_000
 START_US = 1_772_000_000 * SECOND_US  # some weeks before clocks change in Europe
@@ -34,6 +34,23 @@ def fires_until(timing: Timing, first: int, until: int, most: int) -> list[int]:
     while len(found) <= most and (following := timing.after(found[-1], found[-1])) <= until:
         found.append(following)
     return found
+
+
+@given(timings(), st.integers(0, 40 * 86_400))
+def test_timing_read_from_its_words_fires_at_the_same_times(timing: Timing, seconds: int) -> None:
+    """The file has the words alone, and the dashboard shows from them when a schedule fires."""
+    found, at = timing_of("t", str(timing)), START_US + seconds * SECOND_US
+    assert found is not None
+    assert str(found) == str(timing)
+    first = timing.after(at)
+    assert (found.after(at), found.after(first, first)) == (first, timing.after(first, first))
+    assert found.due(first) == timing.due(first)
+
+
+@pytest.mark.parametrize("words", ["", "soon", "every 0 s", "every x s", "* * * * * Nowhere/At_All", "1 2 3 UTC"])
+def test_words_that_are_no_timing_are_none(words: str) -> None:
+    """Another version may have written the row; the page shows it without its fires."""
+    assert timing_of("t", words) is None
 
 
 @given(timings(), st.integers(0, 40 * 86_400), st.integers(1, 30))

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from taskmanager.console.figures import MAX_CHARS, ROOM_FOR_ALL, cause_of, relative, short, workflow_label
 from taskmanager.console.overview import Finding
+from taskmanager.console.schedules import state
 from taskmanager.console.terminal.grid import GAP, cut_end, cut_front
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.escaping import escaped
@@ -170,13 +171,6 @@ def schedule_table(rows: Sequence[ScheduleRow], now_us: int, width: int, *, is_r
             *([Text(cut_front(escaped(row.task_name), task_width))] if is_wide else []),
         )
     return table
-
-
-def state(row: ScheduleRow, is_running: bool) -> str:
-    """Return why a schedule does not fire; nothing where it does."""
-    if row.paused_at is not None:
-        return "paused"
-    return "not declared" if is_running and not row.is_declared else ""
 
 
 def diagnosis_view(findings: Sequence[Finding]) -> RenderableType:

@@ -1,0 +1,35 @@
+"""Says of schedules what a list shows: when they fire, from their rows alone, and why one does not fire."""
+
+from functools import lru_cache
+from typing import Final
+
+from taskmanager.model.schedule import ScheduleRow
+from taskmanager.rules.schedule import NEVER_US, timing_of
+
+MOST_FIRES: Final = 48
+"""Fires that are computed of one schedule. What fires more often is a band, on a line of a day."""
+
+
+def state(row: ScheduleRow, is_running: bool) -> str:
+    """Return why a schedule does not fire; nothing where it does."""
+    if row.paused_at is not None:
+        return "paused"
+    return "not declared" if is_running and not row.is_declared else ""
+
+
+def fires(row: ScheduleRow, until: int) -> tuple[int, ...]:
+    """Return when the schedule fires next, up to this instant: at most `MOST_FIRES` times, none while it is paused."""
+    if row.next_run_at is None or row.paused_at is not None:
+        return ()
+    return _fires(row.schedule_name, row.definition, row.next_run_at, until)
+
+
+@lru_cache(512)
+def _fires(name: str, definition: str, first: int, until: int) -> tuple[int, ...]:
+    timing, found, fire = timing_of(name, definition), list[int](), first
+    while fire <= until and fire < NEVER_US and len(found) < MOST_FIRES:
+        found.append(fire if timing is None else timing.due(fire))
+        if timing is None:
+            break
+        fire = timing.after(fire, fire)
+    return tuple(found)
