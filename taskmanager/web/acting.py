@@ -4,15 +4,18 @@ One task of a manager that runs in this event loop is asked of that manager, whi
 its memory. All others are written to the file, as the command line does; their instances notice within `store_poll`.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from taskmanager.engine.actions import cancel_stored, retry_stored, why_not_again
-from taskmanager.engine.definition import RowCodec
+from taskmanager.console import acts
+from taskmanager.console.acts import CHANGED, Answer
+from taskmanager.engine.actions import why_not_again
 from taskmanager.manager import TaskManager
 from taskmanager.model.errors import UnknownTask, unknown_task
 from taskmanager.model.record import TaskRow
@@ -20,105 +23,162 @@ from taskmanager.model.states import LIVE
 from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite.queries import fetch
 from taskmanager.web.forms import audit, form_of
-from taskmanager.web.render import done
-from taskmanager.web.site import Site, site_of
+from taskmanager.web.render import done, segment
+from taskmanager.web.site import site_of
+from taskmanager.web.source import Source
 
-CHANGED: Final = "it has changed meanwhile"
-GONE: Final = "its record was deleted"
-_UNTYPED: Final = RowCodec({})  # what is written is what recovery writes of unknown functions
-
-
-class Answer(NamedTuple):
-    """What became of one task: None, or why nothing was done to it."""
-
-    task_id: str
-    refusal: str | None = None
+BATCH: Final = 100
+"""Tasks whose records are in memory at once: an argument may have 8 MB."""
+GONE: Final = "its record was deleted meanwhile"
 
 
-async def retry(request: Request, task_ids: Sequence[str]) -> list[Answer]:
-    """Run ended tasks again, with an audit line. COMPLETED ones are refused."""
-    answers = await _act(site_of(request), task_ids, "retry")
-    return _noted(request, "retried", answers)
+class Way(NamedTuple):
+    """Something that is done to tasks: in words, by a manager, and in a store; and why it cannot be done to one."""
+
+    participle: str
+    ask: Callable[[TaskManager, str], Awaitable[bool]]
+    write: Callable[[Source, Store, Sequence[TaskRow]], Awaitable[list[Answer]]]
+    why_not: Callable[[TaskRow], str | None]
+
+
+def retry_way(*, force: bool = False, from_start: bool = False) -> Way:
+    """Return how tasks are retried."""
+    return Way(
+        "retried",
+        lambda manager, task_id: manager.retry(task_id, force=force, from_start=from_start),
+        lambda source, store, rows: acts.retry(store, rows, source.clock, force=force, from_start=from_start),
+        partial(why_not_again, force=force),
+    )
+
+
+CANCEL: Final = Way(
+    "cancelled",
+    lambda manager, task_id: manager.cancel(task_id),
+    lambda source, store, rows: acts.cancel(store, rows, source.clock, source.database),
+    lambda row: None if row.status in LIVE else f"it is {row.status} already",
+)
+
+
+async def retry(
+    request: Request, task_ids: Sequence[str], *, force: bool = False, from_start: bool = False
+) -> list[Answer]:
+    """Run ended tasks again, with an audit line; COMPLETED ones by `force` alone."""
+    return await act(request, retry_way(force=force, from_start=from_start), task_ids)
 
 
 async def cancel(request: Request, task_ids: Sequence[str]) -> list[Answer]:
     """End tasks that wait, and ask those to stop that run, with an audit line."""
-    answers = await _act(site_of(request), task_ids, "cancel")
-    return _noted(request, "cancelled", answers)
+    return await act(request, CANCEL, task_ids)
+
+
+async def act(
+    request: Request,
+    way: Way,
+    task_ids: Sequence[str],
+    *,
+    fits: Callable[[TaskRow], bool] = lambda _row: True,
+    patience_s: float | None = None,
+) -> list[Answer]:
+    """Do that to these tasks, in their order, and write an audit line.
+
+    What does not fit any more is left alone. There are fewer answers than ids where `patience_s` was over before.
+    """
+    source = site_of(request).source
+    deadline_s = None if patience_s is None else source.clock.elapsed_s() + patience_s
+    if source.manager is not None and source.running() is not None and (len(task_ids) == 1 or source.database is None):
+        answers = await _ask(source, source.manager, way, task_ids, fits, deadline_s)
+    else:
+        answers = await source.act(lambda store: _write(source, store, way, task_ids, fits, deadline_s))
+    if concerned := [answer.task_id for answer in answers if answer.done]:
+        audit(request, way.participle, concerned)
+    return answers
+
+
+async def _ask(
+    source: Source,
+    manager: TaskManager,
+    way: Way,
+    task_ids: Sequence[str],
+    fits: Callable[[TaskRow], bool],
+    deadline_s: float | None,
+) -> list[Answer]:
+    answers: list[Answer] = []
+    for task_id in task_ids:
+        row = await source.read(fetch, task_id)
+        if row is not None and not fits(row):
+            answers.append(Answer(task_id, False, "refused", CHANGED))
+        else:
+            answers.append(await _asked(source, manager, way, task_id))
+        if deadline_s is not None and source.clock.elapsed_s() >= deadline_s:
+            break
+    return answers
+
+
+async def _asked(source: Source, manager: TaskManager, way: Way, task_id: str) -> Answer:
+    try:
+        if await way.ask(manager, task_id):
+            return Answer(task_id, True, way.participle)
+    except UnknownTask:
+        return Answer(task_id, False, "gone", GONE)
+    row = await source.read(fetch, task_id)
+    if row is None:
+        return Answer(task_id, False, "gone", GONE)
+    return Answer(task_id, False, "refused", way.why_not(row) or CHANGED)
+
+
+async def _write(
+    source: Source,
+    store: Store,
+    way: Way,
+    task_ids: Sequence[str],
+    fits: Callable[[TaskRow], bool],
+    deadline_s: float | None,
+) -> list[Answer]:
+    answers: list[Answer] = []
+    for start in range(0, len(task_ids), BATCH):
+        batch = task_ids[start : start + BATCH]
+        rows = await store.fetch_ids(batch)
+        fitting = [rows[each] for each in batch if each in rows and fits(rows[each])]
+        found = {answer.task_id: answer for answer in await way.write(source, store, fitting)} if fitting else {}
+        for task_id in batch:
+            lost = (
+                Answer(task_id, False, "refused", CHANGED) if task_id in rows else Answer(task_id, False, "gone", GONE)
+            )
+            answers.append(found.get(task_id, lost))
+        if deadline_s is not None and source.clock.elapsed_s() >= deadline_s:
+            break
+        await asyncio.sleep(0)
+    return answers
+
+
+# One task.
 
 
 async def retry_one(request: Request) -> Response:
-    """Retry the task of the address."""
-    return await _one(request, "retry", "waits, and runs as soon as an instance has room")
+    """Retry the task of the address. A form may ask for more: `force`, `from_start`."""
+    fields = await form_of(request)
+    way = retry_way(force=fields.get("force") == "1", from_start=fields.get("from_start") == "1")
+    return await _one(request, way, "waits, and runs as soon as an instance has room")
 
 
 async def cancel_one(request: Request) -> Response:
     """Cancel the task of the address."""
-    return await _one(request, "cancel", "was asked to stop")
+    return await _one(request, CANCEL, "is cancelled, or was asked to stop")
 
 
-async def _one(request: Request, verb: str, outcome: str) -> Response:
+async def _one(request: Request, way: Way, outcome: str) -> Response:
     task_id = request.path_params["task_id"]
-    (answer,) = await (retry if verb == "retry" else cancel)(request, [task_id])
-    if answer.refusal == GONE:
+    (answer,) = await act(request, way, [task_id])
+    if answer.outcome == "gone":
         raise unknown_task(task_id)
-    said = outcome if answer.refusal is None else f"was left alone: {answer.refusal}"
-    return done(request, await _way_back(request, task_id), f"Task {task_id} {said}.")
+    said = f"Task {task_id} {outcome}." if answer.done else f"Task {task_id} was left alone: {answer.remark}."
+    return done(request, await _way_back(request, task_id), said)
 
 
 async def _way_back(request: Request, task_id: str) -> str:
     """Return the address of the list where the button was, or else that of the task."""
     fields = await form_of(request)
     if "list" not in fields:
-        return f"tasks/{task_id}"
+        return f"tasks/{segment(task_id)}"
     query = urlencode(parse_qsl(fields["list"]))
     return f"tasks?{query}" if query else "tasks"
-
-
-def _noted(request: Request, what: str, answers: list[Answer]) -> list[Answer]:
-    if task_ids := [answer.task_id for answer in answers if answer.refusal is None]:
-        audit(request, what, task_ids)
-    return answers
-
-
-async def _act(site: Site, task_ids: Sequence[str], verb: str) -> list[Answer]:
-    source = site.source
-    if source.manager is not None and source.running() is not None and (len(task_ids) == 1 or source.database is None):
-        return [await _asked(source.manager, site, each, verb) for each in task_ids]
-    now_us = source.clock.now_us()
-    return await source.act(lambda store: _in_store(store, task_ids, verb, now_us))
-
-
-async def _asked(manager: TaskManager, site: Site, task_id: str, verb: str) -> Answer:
-    try:
-        is_done = await (manager.retry(task_id) if verb == "retry" else manager.cancel(task_id))
-    except UnknownTask:
-        return Answer(task_id, GONE)
-    if is_done:
-        return Answer(task_id)
-    row = await site.source.read(fetch, task_id)
-    return Answer(task_id, GONE if row is None else _why_not(row, verb) or CHANGED)
-
-
-async def _in_store(store: Store, task_ids: Sequence[str], verb: str, now_us: int) -> list[Answer]:
-    rows = await store.fetch_ids(task_ids)
-    able = [rows[each] for each in task_ids if each in rows and _why_not(rows[each], verb) is None]
-    won = await (_retry_rows if verb == "retry" else _cancel_rows)(store, able, now_us)
-    return [
-        Answer(each, None if each in won else (_why_not(rows[each], verb) or CHANGED) if each in rows else GONE)
-        for each in task_ids
-    ]
-
-
-async def _retry_rows(store: Store, rows: Sequence[TaskRow], now_us: int) -> frozenset[str]:
-    return await retry_stored(store, rows, now_us) if rows else frozenset()
-
-
-async def _cancel_rows(store: Store, rows: Sequence[TaskRow], now_us: int) -> frozenset[str]:
-    return await cancel_stored(store, _UNTYPED, rows, now_us)
-
-
-def _why_not(row: TaskRow, verb: str) -> str | None:
-    if verb == "retry":
-        return why_not_again(row, force=False)
-    return None if row.status in LIVE else f"it is {row.status} already"

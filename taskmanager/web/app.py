@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from taskmanager.manager import TaskManager
 from taskmanager.model.errors import ConfigurationError, StoreError, TaskManagerError
-from taskmanager.web import acting, health, instances, overview, queues, schedules, task, tasks
+from taskmanager.web import acting, bulk, health, instances, overview, queues, schedules, task, tasks
 from taskmanager.web.guard import Guard, check_auth
 from taskmanager.web.mounting import place_in
 from taskmanager.web.render import Sheet, View, drawn, fault_page, refuse, respond, sent
@@ -36,6 +36,10 @@ A name in an address is one segment, quoted.
 """
 ANSWERS: Final[tuple[tuple[str, Page, str], ...]] = (
     ("/healthz", health.show, "GET"),
+    ("/bulk/retry", bulk.ask_retry, "GET"),
+    ("/bulk/retry", bulk.retry, "POST"),
+    ("/bulk/cancel", bulk.ask_cancel, "GET"),
+    ("/bulk/cancel", bulk.cancel, "POST"),
     ("/tasks/{task_id}/retry", acting.retry_one, "POST"),
     ("/tasks/{task_id}/cancel", acting.cancel_one, "POST"),
     ("/schedules/pause", schedules.pause, "POST"),

@@ -119,6 +119,31 @@
     if (isOn) look();
   });
 
+  // An action on many tasks goes on page by page. Whoever leaves its page, by Stop or otherwise, stops it.
+  const goOn = async () => {
+    const form = main.querySelector("form[data-go-on]");
+    if (!form) return;
+    let wait = 0;
+    try {
+      const answer = await fetch(form.action, { method: "POST", body: new URLSearchParams(new FormData(form)), cache: "no-store", redirect: "error" });
+      const found = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (answer.ok) {
+        say("");
+        putIn(found.getElementById("main"));
+        document.title = found.title;
+      } else {
+        say(found.getElementById("main")?.textContent.trim() || "The server does not answer this page now (" + answer.status + ").");
+        if (answer.status !== 503) return;
+        wait = SLOW_MS;
+      }
+    } catch {
+      say("The server does not answer. This page tries again by itself.");
+      wait = SLOW_MS;
+    }
+    setTimeout(goOn, wait);
+  };
+  goOn();
+
   // Questions before what cannot be undone.
   const ask = byId("ask");
   const asked = (text) => new Promise((resolve) => {
