@@ -1,7 +1,6 @@
 """Builds the dashboard: which page is at which address."""
 
 from collections.abc import Awaitable, Callable, Hashable
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from starlette.types import ASGIApp
 from taskmanager.manager import TaskManager
 from taskmanager.model.errors import ConfigurationError, StoreError, TaskManagerError
 from taskmanager.web import acting, bulk, health, instances, overview, queues, schedules, task, tasks
+from taskmanager.web.assets import asset
 from taskmanager.web.guard import Guard, check_auth
 from taskmanager.web.mounting import place_in
 from taskmanager.web.render import Sheet, View, drawn, fault_page, refuse, respond, sent
@@ -51,11 +51,6 @@ ANSWERS: Final[tuple[tuple[str, Page, str], ...]] = (
 )
 """What answers one viewer: the address, the function, and the method."""
 MAX_MARKS: Final = 256
-ASSETS: Final = {
-    "dashboard.css": "text/css", "dashboard.js": "text/javascript", "idiomorph.js": "text/javascript",
-    "icon.svg": "image/svg+xml",
-}  # fmt: skip
-ASSET_CACHE: Final = "private, max-age=3600"
 
 
 def dashboard(
@@ -153,11 +148,7 @@ def _answered(answer: Page) -> Callable[[Request], Awaitable[Response]]:
 
 
 async def _asset(request: Request) -> Response:
-    name = request.path_params["name"]
-    if name not in ASSETS:
-        return await _not_found(request, None)
-    content = resources.files("taskmanager.web").joinpath("static", name).read_bytes()
-    return Response(content, media_type=ASSETS[name], headers={"Cache-Control": ASSET_CACHE})
+    return asset(request.path_params["name"], request) or await _not_found(request, None)
 
 
 async def _not_found(request: Request, _: Any) -> Response:

@@ -83,7 +83,7 @@ class Guard:
             return
         request, place = Request(scope, receive), place_of(scope)
         token, cookie = _form_token(request)
-        send = _with_headers(send, cookie)
+        send = _with_headers(send, None if place.path.startswith("static/") else cookie)
         try:
             if place.path in OPEN_ASSETS and request.method in _READS:
                 await self._app(inner_scope(scope, place), receive, send)

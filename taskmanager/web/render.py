@@ -24,6 +24,7 @@ from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import TaskManagerError
 from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.report import RunningTask
+from taskmanager.web.assets import address_of
 from taskmanager.web.mounting import place_in
 from taskmanager.web.site import site_of, viewer_of
 
@@ -223,8 +224,8 @@ def _environment_of_pages() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "ago": ago, "elapsed": elapsed, "left": left, "status": status, "tone": tone, "plain": escaped,
-        "lines": escaped_lines,
+        "ago": ago, "asset": address_of, "elapsed": elapsed, "left": left, "status": status, "tone": tone,
+        "plain": escaped, "lines": escaped_lines,
         "compact": figures.compact, "size": figures.size, "took": figures.took, "exact": figures.exact,
         "precise": figures.precise, "iso": figures.iso, "segment": segment, "query": query_of,
         "cut": figures.cut, "commands": commands, "cause": figures.cause, "done_of": figures.done_of,
