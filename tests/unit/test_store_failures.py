@@ -109,7 +109,7 @@ def test_failures_that_cannot_be_read_are_counted(connection: sqlite3.Connection
         plain | {"id": b"a\xff", "task_name": b"na\xc3"},
         plain | {"id": "b", "task_name": "b", "result": "{"},
         plain | {"id": "c", "task_name": "c", "result": '{"$sealed":"x"}'},
-        plain | {"id": "d", "task_name": "d", "error_code": None, "failed_at": None, "updated_at": 7},
+        plain | {"id": "d", "task_name": "d", "error_code": None, "failed_at": None, "sent_at": 7},
         plain | {"id": "e", "task_name": "e", "result": json.dumps({"err": {"message": "long " * 1_000}})},
     )
     found = {group.task_name: group for group in failure_groups(connection, 5).groups}

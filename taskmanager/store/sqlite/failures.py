@@ -1,18 +1,19 @@
 """Groups the tasks that have FAILED by their function and error code, newest first, within a budget of time."""
 
+import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from taskmanager.store.sqlite.reading import snapshot
-from taskmanager.store.sqlite.rows import unpacked
+from taskmanager.store.sqlite.rows import packed, unpacked
 from taskmanager.store.sqlite.scanning import BUDGET_S
 from taskmanager.store.sqlite.search import error_messages
 from taskmanager.store.sqlite.windows import NEWEST, NEWEST_FIRST, Cursor, Pace, Window, by_status, windows
 
 MAX_GROUPS: Final = 200
 MESSAGE_CHARS: Final = 500
-_AT: Final = "coalesce(t.failed_at, t.updated_at)"
+_AT: Final = "coalesce(t.failed_at, t.sent_at)"
 
 
 class FailureGroup(NamedTuple):
@@ -42,39 +43,63 @@ class FailureGroups(NamedTuple):
     is_complete: bool
 
 
+class _Sum(NamedTuple):
+    """A group as windows tell of it. `rowid` is the row of the last one."""
+
+    task_name: str
+    error_code: str | None
+    count: int  # type: ignore[assignment]  # the method of tuple is not missed
+    first_at: int
+    last_at: int
+    rowid: int
+
+    def with_others(self, other: "_Sum | None") -> "_Sum":
+        """Return both together."""
+        if other is None:
+            return self
+        last = max(self, other, key=lambda each: (each.last_at, each.rowid))
+        return last._replace(count=self.count + other.count, first_at=min(self.first_at, other.first_at))
+
+
 def failure_groups(
     connection: sqlite3.Connection, budget_s: float = BUDGET_S, since: int | None = None, limit: int = MAX_GROUPS
 ) -> FailureGroups:
     """Return at most `limit` groups of the tasks that are FAILED now, and failed at `since` or later."""
-    found: dict[tuple[str, str | None], FailureGroup] = {}
+    found: dict[tuple[str, str | None], _Sum] = {}
     reached: Cursor | None = NEWEST
     with snapshot(connection):
         for window in windows(connection, by_status(["FAILED"]), NEWEST_FIRST, NEWEST, Pace(budget_s)):
-            for group in _in_window(connection, window, since):
-                key = group.task_name, group.error_code
-                found[key] = _together(found[key], group) if key in found else group
+            for each in _in_window(connection, window, since):
+                key = each.task_name, each.error_code
+                found[key] = each.with_others(found.get(key))
             reached = window.reached
-        groups = sorted(found.values(), key=lambda group: group.last_at, reverse=True)[:limit]
-        messages = error_messages(connection, [group.last_task_id for group in groups], MESSAGE_CHARS)
-    groups = [group._replace(message=messages.get(group.last_task_id)) for group in groups]
+        newest = sorted(found.values(), key=lambda each: (each.last_at, each.rowid), reverse=True)[:limit]
+        groups = _with_last(connection, newest)
     return FailureGroups(groups, len(found), reached, reached is None)
 
 
-def _in_window(connection: sqlite3.Connection, window: Window, since: int | None) -> Iterator[FailureGroup]:
-    # The id of the last one: SQLite takes it from the row of max() only where there is no min() beside it.
-    packed = f"""
-        SELECT json_group_array(json_array(task_name, error_code, tasks, first_at, last_at, substr(last_one, 22)))
+def _in_window(connection: sqlite3.Connection, window: Window, since: int | None) -> Iterator[_Sum]:
+    # SQLite takes the row of max() only where there is no min() beside it. A row is shorter to sort by than an id.
+    query = f"""
+        SELECT json_group_array(json_array(task_name, error_code, tasks, first_at, last_at,
+            CAST(substr(last_one, 21) AS INTEGER)))
         FROM (
             SELECT t.task_name, t.error_code, count(*) AS tasks, min({_AT}) AS first_at, max({_AT}) AS last_at,
-                max(printf('%020d ', {_AT}) || t.id) AS last_one
+                max(printf('%020d', {_AT}) || t.rowid) AS last_one
             FROM {window.table} WHERE {window.condition} AND {_AT} >= :since GROUP BY t.task_name, t.error_code
         )
     """
     given = {**window.given, "since": -(2**63) if since is None else since}
-    (text,) = connection.execute(packed, given).fetchone()
-    return (FailureGroup(*each) for each in unpacked(text))
+    (text,) = connection.execute(query, given).fetchone()
+    return map(_Sum._make, unpacked(text))
 
 
-def _together(one: FailureGroup, other: FailureGroup) -> FailureGroup:
-    last = max(one, other, key=lambda group: (group.last_at, group.last_task_id))
-    return last._replace(count=one.count + other.count, first_at=min(one.first_at, other.first_at))
+def _with_last(connection: sqlite3.Connection, sums: Sequence[_Sum]) -> list[FailureGroup]:
+    """Return the groups with the id and the message of the last one of each."""
+    query = """
+        SELECT json_group_array(json_array(t.rowid, t.id))
+        FROM json_each(?) AS wanted CROSS JOIN taskmanager_tasks AS t ON t.rowid = wanted.value
+    """
+    ids = dict(packed(connection, query, (json.dumps([each.rowid for each in sums]),)))
+    messages = error_messages(connection, list(ids.values()), MESSAGE_CHARS)
+    return [FailureGroup(*each[:5], ids[each.rowid], messages.get(ids[each.rowid])) for each in sums]
