@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from taskmanager.manager import TaskManager
 from taskmanager.model.errors import ConfigurationError, StoreError, TaskManagerError
-from taskmanager.web import acting, bulk, health, instances, overview, queues, schedules, task, tasks
+from taskmanager.web import acting, again, bulk, health, instances, overview, queues, schedules, task, tasks
 from taskmanager.web.assets import asset
 from taskmanager.web.guard import Guard, check_auth
 from taskmanager.web.mounting import place_in
@@ -25,6 +25,7 @@ Page = Callable[[Request], Awaitable[View | Response]]
 PAGES: Final[tuple[tuple[str, Page], ...]] = (
     ("/", overview.show),
     ("/tasks/{task_id}", task.show),
+    ("/tasks/{task_id}/enqueue", again.show),
     ("/tasks", tasks.show),
     ("/schedules", schedules.show),
     ("/queues", queues.show),
@@ -42,6 +43,7 @@ ANSWERS: Final[tuple[tuple[str, Page, str], ...]] = (
     ("/bulk/cancel", bulk.cancel, "POST"),
     ("/tasks/{task_id}/retry", acting.retry_one, "POST"),
     ("/tasks/{task_id}/cancel", acting.cancel_one, "POST"),
+    ("/tasks/{task_id}/enqueue", again.enqueue, "POST"),
     ("/schedules/pause", schedules.pause, "POST"),
     ("/schedules/resume", schedules.resume, "POST"),
     ("/schedules/run", schedules.run, "POST"),
