@@ -144,6 +144,8 @@ class Workflows:
         self._seen = Graphs({}, {}, ())
         self._asked_again: set[str] = set()
         """Workflows that somebody has started once more, so that what has ended may run again."""
+        self._reopened: set[tuple[str, int]] = set()
+        """Nodes that wait again since then. The task that has ended stands there until the node is ready."""
         self._inputs: dict[int, list[int]] = {}
         """What each node is to be given, by its label: the labels of those whose values it takes."""
 
@@ -247,7 +249,9 @@ class Workflows:
     def may_change(self, task_id: str) -> bool:
         """Whether somebody has asked that something of its workflow runs again."""
         node = next((each for each in self._seen.nodes.values() if each.task_id == task_id), None)
-        return node is None or self._is_loose(node.workflow_id)
+        if node is None or (node.workflow_id, node.task_index) in self._reopened:
+            return True
+        return self._is_loose(node.workflow_id)
 
     def _is_loose(self, workflow_id: str) -> bool:
         workflow, checks = self._seen.workflows.get(workflow_id), self._world.checks
@@ -287,7 +291,12 @@ class Workflows:
         fault, status = self._world.fault, new.status
         if old is not None and old.status in ENDED_NODE and old.status != status and not self._is_loose(key[0]):
             fault(f"node {key} was {old.status}, and is {status} {what}")
-        if new.task_status in _ENDS and status not in (_ENDS[new.task_status], "SKIPPED"):
+        if status != "PENDING":
+            self._reopened.discard(key)
+        elif old is not None and old.status in ENDED_NODE:
+            self._reopened.add(key)
+        may_be = {_ENDS.get(new.task_status or ""), "SKIPPED", "PENDING" if key in self._reopened else None}
+        if new.task_status in _ENDS and status not in may_be:
             fault(f"node {key} is {status}, and its task is {new.task_status} {what}")
         if new.task_status is not None and new.task_status not in _ENDS and status in ENDED_NODE:
             fault(f"node {key} is {status}, and its task is {new.task_status} {what}")
