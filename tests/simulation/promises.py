@@ -39,11 +39,14 @@ class Pauses:
 
     async def pause(self, process: "Process", queue: str) -> None:
         """A call of the application."""
-        resumed = self._resumed[queue]
+        resumed, lost = self._resumed[queue], self._world.loss_count
+        was_current = process.view.is_current
         await process.manager.pause(queue)
         is_being_resumed = any(each.is_alive for each in self._resuming[queue])
-        if resumed != self._resumed[queue] or is_being_resumed or not process.view.is_current:
+        if resumed != self._resumed[queue] or is_being_resumed:
             return
+        if not (was_current and process.view.is_current) or lost != self._world.loss_count:
+            return  # it was written to a file that is gone, perhaps a moment before that was seen
         live = {} if process.engine is None else process.engine.live
         begun = frozenset((each.task_id, each.start_count) for each in live.values() if not each.is_waiting)
         self._pauses[queue].append(Pause(process, self._world.now_us, begun))
@@ -62,17 +65,24 @@ class Pauses:
         """User code starts."""
         process, queue = run.process, queue_of(run.name)
         for pause in self._pauses[queue]:
-            if (run.task_id, run.attempt) not in pause.begun and self._knows(process, pause):
+            if (run.task_id, run.attempt) not in pause.begun and self._knows(process, pause, self._started_us(run)):
                 ago_s = (self._world.now_us - pause.since_us) / 1e6
                 self._world.fault(
                     f"{run.name} {run.task_id} attempt {run.attempt} starts in {process}, {ago_s:.3f} s after "
                     f"{pause.process} has paused its queue {queue}"
                 )
 
-    def _knows(self, process: "Process", pause: Pause) -> bool:
+    def _started_us(self, run: "Run") -> int:
+        """When it was started in the file: a child may be long in coming up for it."""
+        checks, row = self._world.checks, self._world.checks.rows.get(run.task_id)
+        place = None if row is None else (row.status, row.start_count, row.claimed_by_worker_id)
+        is_its = place == (TaskStatus.RUNNING, run.attempt, run.instance_id)
+        return checks.changed_us.get(run.task_id, 0) if is_its else self._world.now_us
+
+    def _knows(self, process: "Process", pause: Pause, started_us: int) -> bool:
         if process is pause.process or process.began_us > pause.since_us:
             return True
-        is_told = self._world.now_us - pause.since_us > LOOKED_US
+        is_told = started_us - pause.since_us > LOOKED_US
         return is_told and process.is_undisturbed_since(pause.since_us)
 
 

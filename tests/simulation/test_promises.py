@@ -1,11 +1,13 @@
-"""`tests.simulation.promises`: what a flush promises, and what it does not."""
+"""`tests.simulation.promises`: what a flush and a pause promise, and what they do not."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from taskmanager import TaskHandle, TaskManager, TaskStatus
+from taskmanager.engine.child import ChildCall, ChildReply, Heard
 from tests.simulation.faults import Weather
 from tests.simulation.process import Process
 from tests.simulation.promises import flush
@@ -17,7 +19,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     """A store without faults, and one slot in each process."""
     made = World(3, tmp_path)
     made.timetable.entries.clear()
-    made.weather, made.kinds = Weather(), ("safe",)
+    made.weather, made.kinds = Weather(), ("safe", "process_once")
     made.options |= {"concurrency": 1, "max_in_memory": 10}
     with inhabited(made):
         yield made
@@ -79,3 +81,43 @@ def test_flush_that_does_not_write_an_end_is_a_fault(world: World, monkeypatch: 
     flushed(world, process)
     assert len(world.faults) == 1
     assert f"{handle.task_id} was there before a flush" in world.faults[0]
+
+
+def paused_by(world: World, process: Process) -> None:
+    """It has paused the default queue, some time after all have come up."""
+    assert not world.run_until(lambda: False, 0.1)
+    call = process.loop.create_task(world.pauses.pause(process, "default"))
+    assert world.run_until(call.done, 1.0)
+
+
+def test_pause_allows_a_child_that_comes_up_late_for_what_has_started(world: World) -> None:
+    """The start is in the file before the pause. That its code begins long after it is the weather of the machine."""
+    first, second = started(world), started(world)
+    run = second.children.run
+
+    async def late(call: ChildCall, on_child: Callable[[], None], heard: Heard) -> ChildReply:
+        await asyncio.sleep(2.5)
+        return await run(call, on_child, heard)
+
+    second.children.run = late  # type: ignore[method-assign]  # as a loaded machine does it
+    second.jobs["process_once"].enqueue(world.next_label(), "sleep:0.5")
+    assert world.run_until(lambda: "RUNNING" in [row.status for row in world.checks.rows.values()], 1.0)
+    paused_by(world, first)
+    assert world.run_until(lambda: bool(world.runs.now), 5.0)
+    assert world.faults == []
+
+
+def test_pause_that_another_instance_does_not_hear_of_is_a_fault(world: World) -> None:
+    """It has had the time to, and nothing was in its way."""
+    first, second = started(world), started(world)
+    assert second.engine is not None
+
+    async def deaf() -> frozenset[str]:
+        return frozenset()
+
+    second.engine.store.paused_queues = deaf  # type: ignore[method-assign]
+    paused_by(world, first)
+    assert not world.run_until(lambda: False, 2.0)
+    second.jobs["safe"].enqueue(world.next_label(), "sleep:0")
+    assert world.run_until(lambda: bool(world.faults), 2.0)
+    assert "has paused its queue default" in world.faults[0]
