@@ -1,17 +1,68 @@
-"""The page of queues: what waits and runs in each, for how long; pause and resume."""
+"""The page of queues: what waits and runs in each, for how long, and how fast it goes; pause and resume."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from taskmanager.console.overview import Overview, QueueView
+from taskmanager.model.clock import HOUR_US, MINUTE_US
+from taskmanager.rules.figures import Span, percentile_us
+from taskmanager.store.sqlite.figures import by_queue
+from taskmanager.store.sqlite.queries import paused_since
+from taskmanager.store.statistics import Figures
 from taskmanager.web.forms import audit, form_of
-from taskmanager.web.render import View, done
+from taskmanager.web.render import View, done, refuse
 from taskmanager.web.site import site_of
+
+MAX_ROWS: Final = 500
+MANY: Final = 8
+"""With more queues than that there is a field to search for a name."""
+
+
+class Row(NamedTuple):
+    """One queue. `figures` are those of the last hour, None if nothing has happened in it."""
+
+    view: QueueView
+    paused_since: int | None
+    figures: Figures | None
+
+    def waited_us(self, share: float) -> int | None:
+        """Return how long `share` of the tasks waited at most that have started in the last hour."""
+        return None if self.figures is None else percentile_us(self.figures.waited, share)
 
 
 async def show(request: Request) -> View:
     """Show every queue, the fullest first."""
-    overview = await site_of(request).source.overview()
-    return View("queues.html", {"overview": overview, "queues": overview.queues})
+    source, wanted = site_of(request).source, request.query_params.get("name", "")
+    overview = await source.overview()
+    since = overview.taken_at - HOUR_US + MINUTE_US
+    paced = await source.look(by_queue, Span.MINUTE, Span.MINUTE.begin_of(since), MAX_ROWS)
+    rows = rows_of(overview, await source.look(paused_since), dict(paced), wanted)
+    return View(
+        "queues.html",
+        {
+            "rows": rows[:MAX_ROWS],
+            "left_out_count": max(0, len(rows) - MAX_ROWS),
+            "queue_count": len(overview.queues),
+            "unlisted_count": max((each.report.unlisted_queue_count for each in overview.instances), default=0),
+            "has_search": bool(wanted) or len(overview.queues) > MANY,
+            "wanted": wanted,
+        },
+    )
+
+
+def rows_of(
+    overview: Overview, paused: Mapping[str, int], figures: Mapping[str, Figures], wanted: str
+) -> Sequence[Row]:
+    """Return the queues whose name has the wanted text in it, whether in capitals or not; the fullest first."""
+    text = wanted.casefold()
+    return [
+        Row(each, paused.get(each.queue_name), figures.get(each.queue_name))
+        for each in overview.queues
+        if text in each.queue_name.casefold()
+    ]
 
 
 async def pause(request: Request) -> Response:
@@ -26,6 +77,8 @@ async def resume(request: Request) -> Response:
 
 async def _set(request: Request, *, is_paused: bool) -> Response:
     source, name = site_of(request).source, (await form_of(request)).get("queue", "")
+    if not name:
+        return refuse(request, 400, "the form names no queue", "go back, and press the button again")
     now = source.clock.now_us()
     await source.act(lambda store: store.set_paused(name, is_paused, now))
     word = "paused" if is_paused else "resumed"

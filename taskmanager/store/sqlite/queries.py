@@ -316,6 +316,15 @@ def paused_queues(connection: sqlite3.Connection) -> frozenset[str]:
     return frozenset(name for (name,) in rows)
 
 
+def paused_since(connection: sqlite3.Connection) -> dict[str, int]:
+    """Return since when each paused queue is paused."""
+    return dict(
+        connection.execute(
+            "SELECT queue_name, paused_at FROM taskmanager_queues WHERE paused_at IS NOT NULL"
+        ).fetchall()
+    )
+
+
 def data_version(connection: sqlite3.Connection) -> int:
     """See `Store.data_version`. Only the writer's own connection leaves its own commits out."""
     (number,) = connection.execute("PRAGMA data_version").fetchone()
