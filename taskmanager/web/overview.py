@@ -53,6 +53,7 @@ def values_of(overview: Overview) -> Mapping[str, object]:
         "overview": overview,
         "tiles": tiles_of(overview),
         "running": overview.running[:MAX_RUNNING],
+        "queues": sorted(overview.queues[:MAX_ROWS], key=lambda each: each.queue_name),
         "max_rows": MAX_ROWS,
         "troubles": troubles_of(overview)[:MAX_ROWS],
     }

@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 async def show(request: Request) -> View:
-    """Show every queue, the fullest first."""
+    """Show the fullest queues, by name: rows that change places with every task could not be pressed."""
     source, wanted = site_of(request).source, request.query_params.get("name", "")
     overview = await source.overview()
     since = overview.taken_at - HOUR_US + MINUTE_US
@@ -43,7 +43,7 @@ async def show(request: Request) -> View:
     return View(
         "queues.html",
         {
-            "rows": rows[:MAX_ROWS],
+            "rows": sorted(rows[:MAX_ROWS], key=lambda row: row.view.queue_name),
             "left_out_count": max(0, len(rows) - MAX_ROWS),
             "queue_count": len(overview.queues),
             "unlisted_count": max((each.report.unlisted_queue_count for each in overview.instances), default=0),

@@ -9,8 +9,8 @@ import pytest
 from taskmanager import TaskManager, current_task
 from taskmanager.console.overview import NO_COUNTS
 from taskmanager.model.states import TaskStatus
-from taskmanager.web.overview import MAX_COUNTED, tiles_of, troubles_of
-from tests.unit.console_overviews import BUSY, EMPTY
+from taskmanager.web.overview import MAX_COUNTED, MAX_ROWS, tiles_of, troubles_of, values_of
+from tests.unit.console_overviews import BUSY, EMPTY, queue
 from tests.web.visitor import manager_on, visit
 
 pytestmark = pytest.mark.anyio
@@ -134,3 +134,10 @@ def test_troubles_name_each_task_once_and_the_failing_first() -> None:
     """A task may fail often and take long."""
     names = [each.task_name for each in troubles_of(BUSY)]
     assert names == ["mail:send_mail", "crawler:crawl", "reports:build_report", "shop.jobs:resize_image"]
+
+
+def test_fullest_queues_are_shown_by_name() -> None:
+    """Rows that change places with every task would jump under the pointer."""
+    queues = tuple(queue(f"q{number}", 0, 9 - number) for number in (2, 1, 3, 4, 5, 6, 7, 8, 0))
+    shown = values_of(replace(EMPTY, queues=queues))["queues"]
+    assert shown == sorted(queues[:MAX_ROWS], key=lambda each: each.queue_name)

@@ -62,11 +62,15 @@
   let tag = null, isLooking = false, timer = 0;
   const isWanted = () => main.hasAttribute("data-live") && liveSwitch.getAttribute("aria-pressed") === "true" && !document.hidden;
   const say = (text) => { if (trouble.textContent !== text) trouble.textContent = text; trouble.hidden = !text; };
-  // A press must hit what was under the pointer, and a question must still have what it asks about.
-  let isPressed = false;
+  // A press must hit what was under the pointer, and a question must still have what it asks about. So nothing moves
+  // while somebody presses, or has just brought the pointer to something that can be pressed.
+  const AIM_MS = 1500;
+  let isPressed = false, movedMs = 0;
+  document.addEventListener("pointermove", () => { movedMs = performance.now(); }, { passive: true });
   document.addEventListener("pointerdown", () => { isPressed = true; });
   for (const end of ["pointerup", "pointercancel", "dragend"]) document.addEventListener(end, () => { isPressed = false; });
-  const isHeld = () => isPressed || document.querySelector("dialog[open]") !== null;
+  const isAiming = () => performance.now() - movedMs < AIM_MS && main.querySelector("a:hover, button:hover, summary:hover") !== null;
+  const isHeld = () => isPressed || isAiming() || document.querySelector("dialog[open]") !== null;
   // A new problem is read aloud, once. Its numbers go on without a word.
   const news = () => [...main.querySelectorAll("[data-news]")].map((each) => [each.dataset.news.replace(/\d[\d,]*\+?[smhd]?/g, "#"), each.dataset.news]);
   const putIn = (fresh) => {
