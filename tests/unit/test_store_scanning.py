@@ -23,7 +23,7 @@ from taskmanager.store.sqlite.scanning import (
     page_ids,
     scan,
 )
-from taskmanager.store.sqlite.search import Search
+from taskmanager.store.sqlite.search import Search, exactly
 from tests.contract.rows import task
 from tests.unit.stored_rows import COLUMNS, database, put
 
@@ -59,7 +59,7 @@ def made(number: int, chance: random.Random) -> TaskRow:
     row = task(
         f"{chance.randrange(10**6):06d}-{number}",
         status=status,
-        task_name=chance.choice(["app:send", "app:send[1]", "job", "Job"]),
+        task_name=chance.choice(["app:send", "app:send[1]", "job", "Job", "st*r", "st?r"]),
         queue_name=chance.choice(["mail", "slow"]),
         sent_at=sent_at,
         updated_at=sent_at + chance.randrange(50),
@@ -89,7 +89,8 @@ def has_text(row: TaskRow, text: str, in_arguments: bool) -> bool:
 def fits(row: TaskRow, search: Search) -> bool:
     """The filter, in plain Python."""
     tags = json.loads(row.tags or "{}")
-    pattern = re.escape(search.task_name or "*").replace(r"\*", ".*").replace(r"\?", ".")
+    signs = re.findall(r"\\[*?]|.", search.task_name or "*", re.DOTALL)
+    pattern = "".join({"*": ".*", "?": "."}.get(sign, re.escape(sign[-1])) for sign in signs)
     return (
         (not search.statuses or row.status in search.statuses)
         and re.fullmatch(pattern, row.task_name, re.DOTALL) is not None
@@ -148,7 +149,23 @@ def several(values: Sequence[Any]) -> st.SearchStrategy[Any]:
 SEARCHES = st.builds(
     Search,
     statuses=st.lists(st.sampled_from(TaskStatus), max_size=3).map(tuple),
-    task_name=several(["job", "app:*", "*", "*ob", "?ob", "app:send[1]", "app:send[*", "no", "j*b?"]),
+    task_name=several(
+        [
+            "job",
+            "app:*",
+            "*",
+            "*ob",
+            "?ob",
+            "app:send[1]",
+            "app:send[*",
+            "no",
+            "j*b?",
+            "st*r",
+            "st\\*r",
+            "st\\?*",
+            "**r",
+        ]
+    ),
     queue_name=several(["mail", "none"]),
     error_code=several(["TIMEOUT", "E", "NONE"]),
     tags=st.sampled_from([(), (("customer", "42"),), (("customer", "42"), ("word", "50%")), (("x", "y"),)]),
@@ -297,3 +314,11 @@ def test_every_page_yields_all_in_pages(connection: sqlite3.Connection) -> None:
     found = [[row.task_id for row in page] for page in every_page(connection, Search(), 20)]
     assert [len(page) for page in found] == [20, 20, 10]
     assert [each for page in found for each in page] == [f"t{number:02d}" for number in reversed(range(50))]
+
+
+@pytest.mark.parametrize("name", ["job", "st*r", "wh?t", "back\\slash", "back\\*slash", "set[1]", "\\"])
+def test_search_for_exactly_a_name_finds_that_one_alone(connection: sqlite3.Connection, name: str) -> None:
+    """A link to the tasks of a function must not mean others, whatever signs its name has."""
+    others = ["star", "what", "back\\xslash", "set1", "jobs"]
+    put(connection, *(task(each, task_name=each) for each in [name, *others]))
+    assert [row.task_name for row in scan(connection, Search(task_name=exactly(name)), 9).rows] == [name]

@@ -15,14 +15,18 @@ from taskmanager.store.sqlite.statements import quoted
 from taskmanager.store.statistics import said_by
 
 _HEX_AND_DASH: Final = frozenset("0123456789abcdefABCDEF-")
+_SIGN: Final = re.compile(r"\\?[*?]")
+"""A wildcard, or one that stands for itself."""
+_AS_GLOB: Final = {r"\*": "[*]", r"\?": "[?]"}
 
 
 class Search(NamedTuple):
     """Which tasks; what is empty or None is any.
 
-    `task_name` may hold the wildcards `*` and `?`. `changed_since`: microseconds UTC; the last change of an ended task
-    is its end. `before` is a task id: only older records than that one. The functions of `scanning` look for a `text`
-    in the id, the name, the tags, the error and the arguments. Where these are hidden from people, they are left out.
+    `task_name` may hold the wildcards `*` and `?`; behind a backslash they stand for themselves. `changed_since`:
+    microseconds UTC; the last change of an ended task is its end. `before` is a task id: only older records than that
+    one. The functions of `scanning` look for a `text` in the id, the name, the tags, the error and the arguments. Where
+    these are hidden from people, they are left out.
     """
 
     statuses: tuple[TaskStatus, ...] = ()
@@ -114,8 +118,13 @@ def task_names(connection: sqlite3.Connection) -> frozenset[str]:
 
 
 def is_pattern(task_name: str) -> bool:
-    """Whether it has wildcards."""
-    return any(sign in task_name for sign in "*?")
+    """Whether it has wildcards that no backslash precedes."""
+    return any(sign in "*?" for sign in _SIGN.findall(task_name))
+
+
+def exactly(task_name: str) -> str:
+    """Return what finds the function of this very name, which may have a `*` in it."""
+    return re.sub(r"[*?]", r"\\\g<0>", task_name)
 
 
 def conditions_of(search: Search) -> tuple[list[str], dict[str, Any]]:
@@ -124,8 +133,8 @@ def conditions_of(search: Search) -> tuple[list[str], dict[str, Any]]:
     What stands behind the result in a row comes last, because SQLite goes through a large result to get there.
     """
     name, pattern = search.task_name, None
-    if name is not None and is_pattern(name):
-        name, pattern = None, name
+    if name is not None:
+        name, pattern = (None, name) if is_pattern(name) else (re.sub(r"\\([*?])", r"\1", name), None)
     wanted = TaskFilter(
         None, name, search.queue_name, tags=search.tags, error_code=search.error_code, since=search.changed_since
     )
@@ -145,5 +154,5 @@ def conditions_of(search: Search) -> tuple[list[str], dict[str, Any]]:
 
 
 def _glob(pattern: str) -> str:
-    """Return a pattern in which only `*` and `?` are wildcards. Many `*` in a row are one, and cost no more."""
-    return re.sub(r"\*+", "*", pattern.replace("[", "[[]"))
+    """Return a pattern of SQLite, in which `[` would begin a set. Many `*` in a row are one, and cost no more."""
+    return re.sub(r"\*+", "*", _SIGN.sub(lambda sign: _AS_GLOB.get(sign[0], sign[0]), pattern.replace("[", "[[]")))
