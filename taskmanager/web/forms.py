@@ -9,8 +9,8 @@ from starlette.requests import Request
 from taskmanager.model.logger import logger
 from taskmanager.web.site import viewer_of
 
-MAX_TOLD: Final = 20
-"""Ids that an audit line names; of more it says how many."""
+TOLD_AT_ONCE: Final = 100
+"""Ids in one line of the log. Of more there are several lines."""
 
 
 async def form_of(request: Request) -> dict[str, str]:
@@ -20,6 +20,7 @@ async def form_of(request: Request) -> dict[str, str]:
 
 
 def audit(request: Request, what: str, names: Sequence[str]) -> None:
-    """Log who did what to which tasks, queues or schedules."""
-    some = ", ".join(names[:MAX_TOLD]) + (f" and {len(names) - MAX_TOLD} more" if len(names) > MAX_TOLD else "")
-    logger.info("dashboard: %s: %s: %s", viewer_of(request).name, what, some)
+    """Log who did what to which tasks, queues or schedules. Every one of them is named."""
+    for start in range(0, len(names), TOLD_AT_ONCE):
+        some = ", ".join(names[start : start + TOLD_AT_ONCE])
+        logger.info("dashboard: %s: %s: %s", viewer_of(request).name, what, some)

@@ -6,6 +6,7 @@ wrong here is a refusal.
 
 import inspect
 import secrets
+import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
@@ -20,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskmanager.model.errors import ConfigurationError
-from taskmanager.model.logger import logger
+from taskmanager.model.logger import Raised, logger
 from taskmanager.web.mounting import inner_scope, place_of
 from taskmanager.web.render import COOKIE_PATH, FORM_FIELD, refusal_page
 from taskmanager.web.site import Level, Viewer
@@ -199,7 +200,8 @@ def is_same_site(request: Request) -> bool:
 
 
 def _broken(exc: Exception) -> Refusal:
-    logger.error("dashboard: auth has failed, and nobody was let in", exc_info=exc)
+    raised = Raised(exc, exc.__traceback__, "".join(traceback.format_exception(exc)))
+    logger.error("dashboard: auth has failed, and nobody was let in", raised=raised, extra={})
     return Refusal(500, "whether you may see this page is not known", "the log of the application says why")
 
 

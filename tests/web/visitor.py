@@ -20,6 +20,7 @@ class Visitor:
     """One browser at one dashboard. `get` and `post` take addresses below it, such as `tasks?status=FAILED`."""
 
     def __init__(self, app: ASGIApp, root: str = "/") -> None:
+        self.app = app
         self._client = AsyncClient(transport=ASGITransport(app), base_url=SITE + root)
 
     async def __aenter__(self) -> Self:
