@@ -12,7 +12,20 @@ from starlette.types import ASGIApp
 
 from taskmanager.manager import TaskManager
 from taskmanager.model.errors import ConfigurationError, StoreError, TaskManagerError
-from taskmanager.web import acting, again, bulk, health, instances, overview, queues, schedules, task, tasks
+from taskmanager.web import (
+    acting,
+    again,
+    bulk,
+    export,
+    failures,
+    health,
+    instances,
+    overview,
+    queues,
+    schedules,
+    task,
+    tasks,
+)
 from taskmanager.web.assets import asset
 from taskmanager.web.guard import Guard, check_auth
 from taskmanager.web.mounting import place_in
@@ -27,6 +40,7 @@ PAGES: Final[tuple[tuple[str, Page], ...]] = (
     ("/tasks/{task_id}", task.show),
     ("/tasks/{task_id}/enqueue", again.show),
     ("/tasks", tasks.show),
+    ("/failures", failures.show),
     ("/schedules", schedules.show),
     ("/queues", queues.show),
     ("/instances", instances.show),
@@ -37,6 +51,8 @@ A name in an address is one segment, quoted.
 """
 ANSWERS: Final[tuple[tuple[str, Page, str], ...]] = (
     ("/healthz", health.show, "GET"),
+    ("/tasks/export.csv", export.as_csv, "GET"),
+    ("/tasks/export.json", export.as_json, "GET"),
     ("/bulk/retry", bulk.ask_retry, "GET"),
     ("/bulk/retry", bulk.retry, "POST"),
     ("/bulk/cancel", bulk.ask_cancel, "GET"),
@@ -99,8 +115,9 @@ def file_site(database: Path, *, title: str, hide_arguments: bool = False, read_
 
 def pages_of(site: Site) -> Starlette:
     """Return the pages, without anybody who guards them."""
-    routes = [Route(path, _shown(page), methods=["GET"]) for path, page in PAGES]
-    routes += [Route(path, _answered(answer), methods=[method]) for path, answer, method in ANSWERS]
+    # The first that fits answers: an address with a name in it comes after those that are written out.
+    routes = [Route(path, _answered(answer), methods=[method]) for path, answer, method in ANSWERS]
+    routes += [Route(path, _shown(page), methods=["GET"]) for path, page in PAGES]
     routes.append(Route("/static/{name}", _asset, methods=["GET"]))
     made = Starlette(routes=routes, exception_handlers={404: _not_found, TaskManagerError: _fault, Exception: _broken})
     made.router.redirect_slashes = False  # the guard does it, by a relative address
