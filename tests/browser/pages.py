@@ -3,11 +3,32 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tests.browser.serving import Served
+import pytest
 
-PAGES: Final[Mapping[str, Callable[[Served], str]]] = {
+from tests.browser.serving import Served
+from tests.browser.shop import HOSTILE
+
+Address = Callable[[Served], str]
+"""Gives the address of a page, relative to the root."""
+
+
+def one_task(where: str, *values: object) -> Address:
+    """The page of the first task of which that is true."""
+    return lambda served: f"tasks/{served.task_id(where, *values)}"
+
+
+PAGES: Final[Mapping[str, Address]] = {
     "overview": lambda _: "",
     "queues": lambda _: "queues",
     "instances": lambda _: "instances",
+    "task-failed": one_task("task_name = 'shop.orders:charge' AND status = 'FAILED'"),
+    "task-hostile": one_task("task_name LIKE 'app.%' AND status = 'FAILED' AND args ->> 0 = ?", HOSTILE["markup"]),
+    "task-direction": one_task("task_name LIKE 'app.%' AND status = 'FAILED' AND args ->> 0 = ?", HOSTILE["direction"]),
+    "task-large": one_task("task_name = 'shop.exports:dump'"),
+    "task-steps": one_task("task_name = 'shop.orders:fulfil'"),
+    "task-running": one_task("task_name = 'shop.reports:build' AND status = 'RUNNING'"),
+    "task-waiting": one_task("task_name = 'shop.reports:build' AND status = 'PENDING'"),
 }
-"""The address of each page relative to the root, by a name for it."""
+"""The address of each page, by a name for it."""
+
+each_page: Final = pytest.mark.parametrize("name", PAGES)

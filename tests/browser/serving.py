@@ -92,6 +92,11 @@ class Served(NamedTuple):
         with urllib.request.urlopen(call, timeout=STOP_S) as answer:
             return json.loads(answer.read())
 
+    def task_id(self, where: str, *values: object) -> str:
+        """The id of the first task in the file of which that is true."""
+        found: str = self.one(f"SELECT id FROM taskmanager_tasks WHERE {where} ORDER BY id LIMIT 1", *values)
+        return found
+
     def one(self, sql: str, *values: object) -> Any:
         """The single value that this selects in the file."""
         with contextlib.closing(sqlite3.connect(self.server.database)) as connection:

@@ -206,7 +206,7 @@ async def sweep() -> int:
 # Workflows.
 
 
-@manager.task(name="shop.weather:fetch", queue_name="weather")
+@manager.task(name="shop.weather:fetch", queue_name="weather", requeue_on_interrupt=True)
 async def fetch(city: str, *, is_slow: bool = False) -> list[int]:
     """Begin; the slow one waits for the gate."""
     if is_slow:
