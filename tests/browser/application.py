@@ -4,6 +4,8 @@ What the shop does next is told by `POST /shop/...`, so that a test decides when
 """
 
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -13,7 +15,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 from taskmanager.web import dashboard
-from tests.browser import shop
+from tests.browser import content, shop
 from tests.browser.shop import manager
 
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
@@ -53,6 +55,14 @@ def allowed(request: Request) -> str | None:
     return None if said == "nothing" else said
 
 
+@asynccontextmanager
+async def at_work(app: Starlette) -> AsyncIterator[None]:
+    """The manager runs, and is in the middle of its work, for as long as the application is served."""
+    async with manager.lifespan(app):
+        await content.at_work()
+        yield
+
+
 def living() -> ASGIApp:
     """The shop at work, with its dashboard at `/tasks`."""
     routes = [
@@ -61,4 +71,4 @@ def living() -> ASGIApp:
         Route("/shop/{verb}", enqueue, methods=["POST"]),
         Mount("/tasks", dashboard(manager, auth=allowed, title="shop")),
     ]
-    return Starlette(routes=routes, lifespan=manager.lifespan)
+    return Starlette(routes=routes, lifespan=at_work)

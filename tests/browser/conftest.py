@@ -59,6 +59,14 @@ def made_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return database
 
 
+@pytest.fixture(scope="session")
+def made_history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that the shop goes on with."""
+    database = tmp_path_factory.mktemp("history") / "tasks.db"
+    content.make(database, is_killed=False)
+    return database
+
+
 @pytest.fixture(scope="module")
 def of_file(made_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The dashboard of the file, for tests that only look."""
@@ -76,7 +84,7 @@ def of_own_file(made_database: Path, tmp_path: Path) -> Iterator[Served]:
 
 
 @pytest.fixture
-def of_shop(made_database: Path, tmp_path: Path) -> Iterator[Served]:
+def of_shop(made_history: Path, tmp_path: Path) -> Iterator[Served]:
     """The dashboard of a shop at work, below a path, on a file that belongs to this test."""
-    with serving(content.copy(made_database, tmp_path), *SHOP) as server:
+    with serving(content.copy(made_history, tmp_path), *SHOP) as server:
         yield Served(server, "/tasks")

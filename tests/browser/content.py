@@ -135,9 +135,8 @@ async def waiting() -> None:
     await manager.flush()
 
 
-async def killed() -> None:
-    """Run what the gate holds, and be killed in the middle: the rows say that it still runs."""
-    await manager.start()
+async def at_work() -> None:
+    """Begin what the gate holds, as far as it goes: tasks with progress, one in memory only, and a workflow."""
     await manager.resume("weather")
     shop.build_report.with_options(tags={"customer": "dee"}).enqueue("2026-02")
     shop.build_report.enqueue("2026-01", 7)
@@ -151,6 +150,12 @@ async def killed() -> None:
     await until(lambda: has_completed(handle, 2 * FAST_COUNT))
     await until_running(SLOW_COUNT + 3)
     await manager.flush()
+
+
+async def killed() -> None:
+    """Be killed in the middle of the work: the rows say that it still runs."""
+    await manager.start()
+    await at_work()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -180,9 +185,9 @@ async def has_completed(workflow: Any, count: int) -> bool:
     return sum(node.status == "COMPLETED" for node in await workflow.nodes()) >= count
 
 
-def make(database: Path) -> None:
-    """Let both programs leave their file at that path."""
-    for part, code in (("history", 0), ("killed", -signal.SIGKILL)):
+def make(database: Path, *, is_killed: bool = True) -> None:
+    """Let the programs leave their file at that path; the second one only if it shall have been killed."""
+    for part, code in (("history", 0), ("killed", -signal.SIGKILL))[: 1 + is_killed]:
         done = subprocess.run(
             [sys.executable, "-m", "tests.browser.content", part],
             cwd=ROOT, env={**os.environ, "SERVED_DB": str(database)}, check=False, capture_output=True, timeout=90,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from typing import Final
+from urllib.parse import urlencode
 
 import pytest
 
@@ -19,6 +20,10 @@ def one_task(where: str, *values: object) -> Address:
 
 PAGES: Final[Mapping[str, Address]] = {
     "overview": lambda _: "",
+    "tasks": lambda _: "tasks",
+    "tasks-failed": lambda _: "tasks?status=FAILED&since=7d",
+    "tasks-hostile": lambda _: f"tasks?{urlencode({'text': HOSTILE['markup'], 'tag': 'hostile:markup'})}",
+    "tasks-none": lambda _: "tasks?task=nobody:knows",
     "queues": lambda _: "queues",
     "instances": lambda _: "instances",
     "task-failed": one_task("task_name = 'shop.orders:charge' AND status = 'FAILED'"),

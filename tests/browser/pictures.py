@@ -25,7 +25,7 @@ def main(folder: Path = DOCS) -> None:
     """Let a shop work, and take a picture of each."""
     with tempfile.TemporaryDirectory() as made, sync_playwright() as playwright:
         database = Path(made) / "tasks.db"
-        content.make(database)
+        content.make(database, is_killed=False)
         browser = playwright.chromium.launch(executable_path=browser_path())
         with serving(database, *SHOP) as server:
             for name, address, theme in PICTURES:
