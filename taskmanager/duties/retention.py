@@ -1,4 +1,6 @@
-"""Deletes what has been kept long enough: heartbeats, worker states, ended tasks with their attempts. Live rows never.
+"""Deletes what has been kept long enough: heartbeats, worker states, figures, ended tasks with their attempts.
+
+Live rows never.
 
 Small batches, one transaction each, with a pause between them, so that no writer waits long, here or in another
 process; each category on its own, so that one that fails or is switched off does not hold up the others.
@@ -13,9 +15,10 @@ from functools import partial
 from typing import Final
 
 from taskmanager.engine.engine import Engine
-from taskmanager.model.clock import HOUR_US
+from taskmanager.model.clock import DAY_US, HOUR_US
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
+from taskmanager.rules.figures import Span
 from taskmanager.store.protocol import DELETE_PAUSE_S, TaskFilter
 
 BUDGET_S: Final = 60.0
@@ -62,9 +65,22 @@ class Retention:
                 gone[name] = await self._sweep(partial(prune, now_us - hours * HOUR_US, batch))
             except StoreError as exc:
                 logger.warning("old %s could not be deleted now: %s", name, exc)
+        await self._prune_figures(now_us, batch)
         if any(gone.values()):
             logger.info("deleted what was kept long enough: %s", gone)
         return gone
+
+    async def _prune_figures(self, now_us: int, batch: int) -> None:
+        """Delete the figures of time that nobody looks at any more. There is no setting for them: they are small.
+
+        Those of days to come are of a clock that was ahead. Nothing else would ever delete them.
+        """
+        for span in Span:
+            prune = partial(self._store.prune_figures, span, now_us - span.kept_us, now_us + DAY_US, batch)
+            try:
+                await self._sweep(prune)
+            except StoreError as exc:
+                logger.warning("old figures could not be deleted now: %s", exc)
 
     async def _prune_tasks(self, cutoff: int, limit: int) -> int:
         count = await self._store.purge(TaskFilter(), cutoff, limit)

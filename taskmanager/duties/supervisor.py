@@ -5,6 +5,7 @@ A duty whose first round comes later, or that many applications have no work for
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -149,6 +150,8 @@ class Supervisor:
 
     async def _show(self) -> None:
         await self._reports.show()
+        with suppress(StoreUnavailable):  # they wait in memory
+            await self._store.add_figures()
 
     async def _upkeep(self) -> None:
         writer = self._writer

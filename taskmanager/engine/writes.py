@@ -106,9 +106,10 @@ def write_of(live: LiveTask, base: Expected | None) -> Write:
             # The end of a task of a workflow has consequences there, and its whole row says that it is one.
             if base[0] == _RUNNING and base[2] == 1 and live.is_first_success and not live.is_workflow_task:
                 said = (live.task_id, live.definition.name, base, live.started_at, live.completed_at, live.result_text)
-                return _new_tuple(SuccessWrite, (*said, *live.worker))
+                return _new_tuple(SuccessWrite, (*said, *live.worker, live.queue_name))
         elif status is TaskStatus.RUNNING and base[2] == 0 and base[0] in _WAITING and not live.attempts_due:
-            return _new_tuple(StartWrite, (live.task_id, live.definition.name, base, live.started_at, *live.worker))
+            about = live.task_id, live.definition.name, base, live.started_at
+            return _new_tuple(StartWrite, (*about, *live.worker, live.queue_name, live.enqueued_at))
     keeps_call = base[0] == _RUNNING and base[2] == live.start_count  # a retry follows an end that is in the store
     return _new_tuple(TaskWrite, (live.row(), base, live.attempts_due, keeps_call, (), False))
 

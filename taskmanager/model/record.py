@@ -192,7 +192,8 @@ class TaskWrite(NamedTuple):
 class StartWrite(NamedTuple):
     """The first start of a task whose owner stays: PENDING or CLAIMED → RUNNING.
 
-    `started_at` is the time of the update too. Nothing else in the row changes, so nothing else is written.
+    `started_at` is the time of the update too. Nothing else in the row changes, so nothing else is written. What stands
+    last in it is counted: in which queue it was, and how long it had been due.
     """
 
     task_id: str
@@ -202,6 +203,8 @@ class StartWrite(NamedTuple):
     worker_pid: int | None
     worker_hostname: str | None
     worker_process_name: str | None
+    queue_name: str
+    enqueued_at: int
 
     @property
     def attempts(self) -> tuple[AttemptRow, ...]:
@@ -218,6 +221,7 @@ class SuccessWrite(NamedTuple):
     """The success of a first run that left nothing in the row but its start: RUNNING → COMPLETED.
 
     `completed_at` is the time of the update too. Expected is RUNNING. The attempt is made of what stands here.
+    The queue is there to be counted.
     """
 
     task_id: str
@@ -229,6 +233,7 @@ class SuccessWrite(NamedTuple):
     worker_pid: int | None
     worker_hostname: str | None
     worker_process_name: str | None
+    queue_name: str
 
     @property
     def attempts(self) -> tuple[AttemptRow, ...]:

@@ -12,11 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
 from weakref import finalize
 
+from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.record import Write
+from taskmanager.rules.figures import Span
 from taskmanager.store.protocol import CommitReport, FreeQueue
 from taskmanager.store.sqlite import claims, queries, transitions
 from taskmanager.store.sqlite.connection import CACHED_STATEMENTS, check_sqlite_version, configure_any, translated
+from taskmanager.store.sqlite.counting import add_counted
 from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.sqlite.schema import create, migrations
 from taskmanager.store.sqlite.statements import LIVE_SQL
@@ -39,6 +42,8 @@ DELETE FROM taskmanager_tasks WHERE rowid IN (
     WHERE status NOT IN ({LIVE_SQL}) AND is_workflow_task = 0 ORDER BY {_END} DESC, rowid DESC LIMIT -1 OFFSET ?
 )
 """
+_EVICT_FIGURES: Final = "DELETE FROM taskmanager_figures WHERE span = ? AND at < ?"
+_CLOCK: Final = SystemClock()
 
 _in_use: Final = threading.RLock()
 """Held during every call. A fork waits for it: the child of a fork in the middle of a call would wait for ever for the
@@ -52,8 +57,9 @@ if hasattr(os, "register_at_fork"):
 class MemoryStore(Verbs):
     """Tasks in memory. When more than `max_history` have ended, the oldest ends leave."""
 
-    def __init__(self, *, max_history: int = MAX_HISTORY) -> None:
-        super().__init__()
+    def __init__(self, *, max_history: int = MAX_HISTORY, clock: Clock = _CLOCK) -> None:
+        super().__init__(clock)
+        self._clock = clock
         check_sqlite_version()
         self._max_history = max_history
         self._new_count = 0
@@ -86,11 +92,12 @@ class MemoryStore(Verbs):
     _write = _write_unsynced = _read
 
     async def commit(self, writes: Sequence[Write]) -> CommitReport:
-        report = await self._write(transitions.commit, writes)
+        report = await self._write(transitions.commit, writes, self._counting)
         self._new_count += len(writes)
         if self._new_count * _SLACK > self._max_history:
             self._new_count = 0
-            await self._write(_evict, self._max_history)
+            await self.add_figures()
+            await self._write(_evict, self._max_history, self._clock.now_us())
         return report
 
     works_in_thread = False
@@ -145,13 +152,17 @@ class MemoryStore(Verbs):
         from taskmanager.store.sqlite.statistics import overview
         from taskmanager.store.statistics import FileSize
 
+        with _in_use:
+            add_counted(self._connection, self._counting)  # no duty does that here
         with _in_use, snapshot(self._connection):
             found = overview(self._connection, now, counts_all=counts_all)
         return found._replace(statistics=replace(found.statistics, size=FileSize(0, 0, 0)))
 
 
-def _evict(connection: sqlite3.Connection, max_history: int) -> None:
+def _evict(connection: sqlite3.Connection, max_history: int, now: int) -> None:
     connection.execute(_EVICT, (max_history,))
+    for span in Span:
+        connection.execute(_EVICT_FIGURES, (span.value, now - span.kept_us))
 
 
 def _new_database() -> sqlite3.Connection:

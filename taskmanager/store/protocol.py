@@ -17,6 +17,7 @@ from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, Schedu
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.steps import EventRow, Identity, SendReport, StepRow, StoredEvent
 from taskmanager.rules.claims import Starting
+from taskmanager.store.upkeep_protocol import UpkeepStore
 from taskmanager.store.workflow_protocol import Advance, WorkflowStore
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Beater(Protocol):
         ...
 
 
-class Store(WorkflowStore, Protocol):
+class Store(WorkflowStore, UpkeepStore, Protocol):
     """One place where the promise lives. All methods are called from one event loop, `commit` by one coroutine."""
 
     async def open(self) -> None:
@@ -350,20 +351,8 @@ class Store(WorkflowStore, Protocol):
         """The latest beat of every sender and role: (sender, role, sent_at)."""
         ...
 
-    async def prune_heartbeats(self, cutoff: int, limit: int) -> int:
-        """Delete some heartbeats sent before `cutoff`, at most `limit`; how many went, 0 when none is left."""
-        ...
-
     async def save_worker_state(self, state: "WorkerState") -> None:
         """Append one snapshot."""
-        ...
-
-    async def prune_worker_states(self, cutoff: int, limit: int) -> int:
-        """Delete some snapshots taken before `cutoff`, at most `limit`; how many went, 0 when none is left."""
-        ...
-
-    async def shrink(self) -> bool:
-        """Give space that deleted rows have left back to the file system, a little at a time; whether more is left."""
         ...
 
     async def upkeep(self, *, is_idle: bool) -> None:

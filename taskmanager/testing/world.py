@@ -275,7 +275,8 @@ async def isolated(
     if clock not in ("virtual", "real"):
         raise ConfigurationError(f"clock must be 'virtual' or 'real', not {clock!r}")
     with virtual_time() if clock == "virtual" else nullcontext() as virtual:
-        world = World(manager, MemoryStore() if store is None else store, WallClock(virtual), virtual)
+        wall = WallClock(virtual)
+        world = World(manager, MemoryStore(clock=wall) if store is None else store, wall, virtual)
         with _moved_in(world), manager._isolated(world.clock, world.store.as_store, world.make_intake):
             await world.start()
             try:

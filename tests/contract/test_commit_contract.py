@@ -73,8 +73,12 @@ async def test_a_lean_write_leaves_the_row_that_the_full_one_would(store: Store,
     waiting = [task(each, **row) for each in ("lean", "full")]
     await put(store, *waiting)
     for number, at, lean in (
-        (0, 120, StartWrite("lean", "app:job", expected(waiting[0]), 120, 7, "host", "main")),
-        (1, 130, SuccessWrite("lean", "app:job", Expected("RUNNING", ME, 1), 120, 130, '{"ok": 1}', *WORKER)),
+        (0, 120, StartWrite("lean", "app:job", expected(waiting[0]), 120, 7, "host", "main", "default", 100)),
+        (
+            1,
+            130,
+            SuccessWrite("lean", "app:job", Expected("RUNNING", ME, 1), 120, 130, '{"ok": 1}', *WORKER, "default"),
+        ),
     ):
         before = await store.fetch("full")
         assert before is not None
@@ -98,10 +102,10 @@ async def test_a_lean_write_loses_like_any_other(store: Store) -> None:
     await put(store, *rows)
     report = await store.commit(
         [
-            StartWrite("a", "app:job", Expected("PENDING", ME, 0), 120, 7, "host", "main"),
-            SuccessWrite("b", "app:job", Expected("RUNNING", ME, 1), 120, 130, None, *WORKER),
-            SuccessWrite("c", "app:job", Expected("RUNNING", ME, 1), 120, 130, LONE_SURROGATE, *WORKER),
-            StartWrite("nobody", "app:job", Expected("PENDING", ME, 0), 120, 7, "host", "main"),
+            StartWrite("a", "app:job", Expected("PENDING", ME, 0), 120, 7, "host", "main", "default", 100),
+            SuccessWrite("b", "app:job", Expected("RUNNING", ME, 1), 120, 130, None, *WORKER, "default"),
+            SuccessWrite("c", "app:job", Expected("RUNNING", ME, 1), 120, 130, LONE_SURROGATE, *WORKER, "default"),
+            StartWrite("nobody", "app:job", Expected("PENDING", ME, 0), 120, 7, "host", "main", "default", 100),
         ]
     )
     assert report == CommitReport({"a": rows[0], "b": rows[1], "nobody": None}, {})

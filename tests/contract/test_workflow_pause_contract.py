@@ -70,7 +70,7 @@ async def test_pausing_holds_what_waits_wherever_it_waits(store: Store, kind: st
     held = row._replace(status="PENDING", claimed_by_worker_id=HELD, claimed_at=None, updated_at=NOW + 1)
     assert await store.fetch(row.task_id) == held
     assert await store.claim(wants(owner=OTHER, now=LATER)) == []
-    begun = StartWrite(row.task_id, row.task_name, expected_of(row), LATER, 1, "host", "main")
+    begun = StartWrite(row.task_id, row.task_name, expected_of(row), LATER, 1, "host", "main", row.queue_name, NOW)
     assert (await store.commit([begun])).lost == {row.task_id: held}
     assert await status(store) == "PAUSED"
 

@@ -51,10 +51,10 @@ def is_failure(writes) -> bool:
 
 real_commit, real_write = transitions.commit, statements.write
 
-def commit(connection, writes):
+def commit(connection, writes, counting):
     if point == "before" and is_failure(writes):
         die()
-    report = real_commit(connection, writes)
+    report = real_commit(connection, writes, counting)
     if point == "after" and is_failure(writes):
         die()
     return report

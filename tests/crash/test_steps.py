@@ -53,12 +53,12 @@ async def ten() -> int:
 
 real_commit = transitions.commit
 
-def commit(connection, writes):
+def commit(connection, writes, counting):
     global count
     count += any(getattr(each, "steps", ()) for each in writes)
     if point == f"before {count}":
         os.kill(os.getpid(), signal.SIGKILL)
-    report = real_commit(connection, writes)
+    report = real_commit(connection, writes, counting)
     if point == f"after {count}":
         os.kill(os.getpid(), signal.SIGKILL)
     return report

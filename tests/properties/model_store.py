@@ -29,6 +29,8 @@ class ModelStore:
         self.steps: dict[str, dict[Identity, StepRow]] = {}
         self.rows_of_instances: dict[str, InstanceRow] = {}
         self.paused: set[str] = set()
+        self.counted: Counter[tuple[str, str, str]] = Counter()
+        """By task, queue, and what has happened."""
 
     async def open(self) -> None:
         """Nothing to open."""
@@ -57,6 +59,7 @@ class ModelStore:
             if faults := [*value_faults(row, *write.attempts)] or [*row_faults(row)]:
                 rejected[each.task_id] = "; ".join(faults)
             else:
+                self.count(write, current, row)
                 self.put([row])
                 self.add_attempts(write)
                 self.add_steps(write)
@@ -67,6 +70,24 @@ class ModelStore:
         if isinstance(write, TaskWrite) and write.row.status == "FAILED":
             then = enqueued_by(write.row, write.attempts)
             self.put([then] if then is not None and then.task_id not in self.rows else [])
+
+    def count(self, write: TaskWrite | StartWrite | SuccessWrite, before: TaskRow | None, row: TaskRow) -> None:
+        """Count what a row has gone through between two writes."""
+        if write.expected is None:
+            if before is not None and end_of(before) == end_of(row):
+                return  # the same write once more
+            before = None
+        starts = row.start_count - (0 if before is None else before.start_count)
+        has_ended = row.status in TERMINAL and (before is None or before.status != row.status)
+        happened = ["started"] * starts + [row.status.lower()] * has_ended
+        for each in write.attempts:
+            if has_ended and each.attempt == row.start_count:
+                continue
+            if each.will_retry or (each.outcome == "WORKER_FAILURE" and row.status not in TERMINAL):
+                happened.append("retried")
+            elif each.outcome in ("COMPLETED", "FAILED"):
+                happened.append(each.outcome.lower())
+        self.counted.update((row.task_name, row.queue_name, what) for what in happened)
 
     def add_attempts(self, write: TaskWrite | StartWrite | SuccessWrite) -> None:
         keys = [(write.task_id, each.attempt) for each in write.attempts]
@@ -104,6 +125,7 @@ class ModelStore:
             taken = [begun.get(row.task_id, row) for row in taken]
         else:
             taken = list(begun.values())
+        self.counted.update((row.task_name, row.queue_name, "started") for row in begun.values())
         self.put(taken)
         return taken
 
@@ -213,6 +235,12 @@ class ModelStore:
 
     async def paused_queues(self) -> frozenset[str]:
         return frozenset(self.paused)
+
+
+def end_of(row: TaskRow) -> tuple[Any, ...]:
+    """Return what tells the ends of two runs apart."""
+    at = next((at for at in (row.completed_at, row.failed_at, row.updated_at) if at is not None), None)
+    return row.status, row.start_count, at
 
 
 def wins(write: TaskWrite | StartWrite | SuccessWrite, current: TaskRow | None) -> bool:

@@ -5,8 +5,11 @@ The model is the specification in its shortest form. What both do wrong in the s
 
 import asyncio
 import shutil
+import sqlite3
 import tempfile
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import (
     AttemptRow,
     Expected,
@@ -28,10 +32,12 @@ from taskmanager.model.record import (
 from taskmanager.model.states import TERMINAL, WAITING, AttemptOutcome, TaskStatus
 from taskmanager.model.steps import StepRow
 from taskmanager.rules.claims import Room, Starting
+from taskmanager.rules.figures import Span
 from taskmanager.store.protocol import ClaimRequest, CommitReport, InstanceRow, Store, TaskFilter
 from taskmanager.store.sqlite import SqliteStore
 from tests.properties.model_store import ModelStore
 
+HAPPENED = ("started", "completed", "failed", "cancelled", "expired", "interrupted", "retried")
 IDS = [f"t{number}" for number in range(6)]
 NAMES, QUEUES, OWNERS = ["app:a", "app:b"], ["default", "mail"], ["i1", "i2"]
 # A lone surrogate, a NUL, and text that a careless JSON round trip would change.
@@ -181,11 +187,15 @@ def change(draw: st.DrawFn, current: TaskRow) -> Write:
     name, kind = current.task_name, draw(st.sampled_from([TaskWrite, TaskWrite, StartWrite, SuccessWrite]))
     if kind is StartWrite:
         waiting = expected._replace(status=draw(st.sampled_from(sorted(WAITING))).value)
-        return StartWrite(current.task_id, name, waiting, draw(INSTANTS), draw(CHANGING["worker_pid"]), "host", None)
+        worker = draw(CHANGING["worker_pid"]), "host", None
+        return StartWrite(
+            current.task_id, name, waiting, draw(INSTANTS), *worker, current.queue_name, current.enqueued_at
+        )
     if kind is SuccessWrite:
         running = expected._replace(status="RUNNING")
         started, ended = draw(INSTANTS), draw(INSTANTS)
-        return SuccessWrite(current.task_id, name, running, started, ended, draw(TEXTS), 1, "host", draw(TEXTS))
+        said = current.task_id, name, running, started, ended, draw(TEXTS), 1, "host", draw(TEXTS)
+        return SuccessWrite(*said, current.queue_name)
     status = draw(STATUSES)
     is_step = (status in TERMINAL) if current.status == "RUNNING" else current.status in WAITING and status == "RUNNING"
     row, keeps_call, forgets = draw(moved(current, status, is_step=is_step)), draw(st.booleans()), draw(st.booleans())
@@ -224,6 +234,13 @@ async def picture(store: Store) -> tuple[list[TaskRow], list[Any]]:
     return rows, answers
 
 
+class Still(SystemClock):
+    """A clock that stands at the last of the instants."""
+
+    def now_us(self) -> int:
+        return 9
+
+
 class StoresAgree(RuleBasedStateMachine):
     """One sequence of calls, made to both."""
 
@@ -232,7 +249,7 @@ class StoresAgree(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.folder = Path(tempfile.mkdtemp(prefix="stores-agree-"))
         self.model = ModelStore()
-        self.file = SqliteStore(self.folder / "tasks.db", synchronous="normal")
+        self.file = SqliteStore(self.folder / "tasks.db", synchronous="normal", clock=Still())
         self.rows: dict[str, TaskRow] = {}
         self.both(lambda store: store.open())
 
@@ -350,7 +367,22 @@ class StoresAgree(RuleBasedStateMachine):
         seen = self.both(picture)
         self.rows = {row.task_id: row for row in seen[0]}
 
+    @rule()
+    def figures(self) -> None:
+        """Each start and each end was counted once, in the minute and in the hour, and nothing that lost."""
+        self.runner.run(self.file.add_figures())
+        with closing(sqlite3.connect(self.folder / "tasks.db")) as connection:
+            connection.row_factory = sqlite3.Row
+            rows = connection.execute("SELECT * FROM taskmanager_figures").fetchall()
+        for span in Span:
+            found: Counter[tuple[str, str, str]] = Counter()
+            for row in rows:
+                named = ((row["task_name"], row["queue_name"], what) for what in HAPPENED)
+                found.update({each: row[each[2]] for each in named if row["span"] == span})
+            assert +found == self.model.counted, span
+
     def teardown(self) -> None:
+        self.figures()
         self.both(lambda store: store.close())
         self.runner.close()
         shutil.rmtree(self.folder)

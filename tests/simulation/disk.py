@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
 
-from taskmanager.model.clock import LAST_US
+from taskmanager.model.clock import LAST_US, Clock
 from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.schedule import ScheduleRow
 from taskmanager.model.states import TERMINAL
@@ -47,8 +47,8 @@ Attempts = dict[tuple[str, int], AttemptRow]
 class Disk(Protocol):
     """What survives every process."""
 
-    def connect(self) -> "Connected":
-        """The store as one process sees it."""
+    def connect(self, clock: Clock) -> "Connected":
+        """The store as one process sees it, which has this clock."""
         ...
 
     def rows(self, *, is_last: bool = False) -> dict[str, TaskRow] | None:
@@ -139,8 +139,8 @@ _OF_CHANGED = "task_id IN (SELECT id FROM changed)"
 class MemoryDisk:
     """One `MemoryStore`, and what it leaves out because usually nobody else can see it: versions and heartbeats."""
 
-    def __init__(self) -> None:
-        self.memory = MemoryStore(max_history=1_000_000)
+    def __init__(self, clock: Clock) -> None:
+        self.memory = MemoryStore(max_history=1_000_000, clock=clock)
         self.connection = self.memory._connection
         self.connection.executescript(_NOTE_CHANGES)
         self.writes: Counter[int] = Counter()
@@ -150,7 +150,7 @@ class MemoryDisk:
         self._rows: dict[str, TaskRow] = {}
         self._attempts: Attempts = {}
 
-    def connect(self) -> "MemoryView":
+    def connect(self, clock: Clock) -> "MemoryView":
         return MemoryView(self)
 
     def rows(self, *, is_last: bool = False) -> dict[str, TaskRow] | None:
@@ -377,8 +377,8 @@ class FileDisk:
         self._live, self._last_attempt = "[]", 0
         self.log_changed_us = 0
 
-    def connect(self) -> "FileView":
-        return FileView(self.path)
+    def connect(self, clock: Clock) -> "FileView":
+        return FileView(self.path, clock)
 
     def lose(self) -> None:
         """Somebody deletes the file and what lies beside it."""
@@ -469,9 +469,9 @@ class FileDisk:
 class FileView:
     """The file, as one process has it open."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
-        self.inline = InlineSqliteStore(path, synchronous="normal")
+        self.inline = InlineSqliteStore(path, synchronous="normal", clock=clock)
         self.store: Store = self.inline
 
     @property

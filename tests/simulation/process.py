@@ -50,7 +50,8 @@ class Process:
         self.number = number
         self.chance: random.Random = world.chance
         self.loop = TurnLoop(lambda: world.now_us)
-        self.view = world.disk.connect()
+        self.clock = world.new_clock()
+        self.view = world.disk.connect(self.clock)
         self.manager: TaskManager = world.make_manager()
         self.jobs = define_jobs(self.manager, self)
         if world.has_middleware:
@@ -115,7 +116,6 @@ class Process:
         self.calls: dict[asyncio.Task[Any], str] = {}
         """What the application waits for."""
         line = FaultyLine(self)
-        self.clock = world.new_clock()
         self.manager._clock = self.clock
         self.manager._make_store = line.as_store
         self.manager._intake = self.manager._new_intake()

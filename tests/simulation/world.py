@@ -95,7 +95,7 @@ class World:
         self.database = folder / "sim.db"
         self._shape()
         self.timetable = Timetable(self, self.chance)
-        self.disk: Disk = FileDisk(self.database) if self.is_on_file else MemoryDisk()
+        self.disk: Disk = FileDisk(self.database) if self.is_on_file else MemoryDisk(self.clock)
 
     def __repr__(self) -> str:
         return f"<World {self.seed} at {self.now_us / 1e6:.3f} s, {len(self.processes)} processes>"

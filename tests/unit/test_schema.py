@@ -323,7 +323,7 @@ async def test_a_column_that_is_always_null_is_in_this_list(tmp_path: Path) -> N
         assert lifecycle is not None
         duties: Any = lifecycle.duties
         await duties._reports.add_worker_state()
-        await duties._reports.show()
+        await duties._show()
         filled |= filled_columns(path)
     with closing(sqlite3.connect(path)) as connection:
         assert {each for each in columns(connection) if each not in filled} == ALWAYS_NULL.keys()

@@ -8,9 +8,10 @@ import pytest
 
 from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.rules.figures import Span
-from taskmanager.store.sqlite.figures import Place, add, by_queue, by_task, series, total
+from taskmanager.store.noted import COUNTS
+from taskmanager.store.sqlite.counting import Place, add
+from taskmanager.store.sqlite.figures import by_queue, by_task, series, total
 from taskmanager.store.sqlite.schema import migrate
-from taskmanager.store.sqlite.statements import FIGURE_COUNTS
 
 NOW = 1_796_000_400_000_000
 NOW -= NOW % HOUR_US
@@ -24,9 +25,9 @@ def connection() -> Iterator[sqlite3.Connection]:
 
 
 def counts(**of: int) -> list[int]:
-    found = [0] * len(FIGURE_COUNTS)
+    found = [0] * len(COUNTS)
     for name, count in of.items():
-        found[FIGURE_COUNTS.index(name)] = count
+        found[COUNTS.index(name)] = count
     return found
 
 
@@ -36,12 +37,12 @@ def put(connection: sqlite3.Connection, minute: int, task_name: str, queue_name:
 
 def test_figures_added_twice_to_a_span_are_added_up(connection: sqlite3.Connection) -> None:
     """Each column by itself, whoever adds it."""
-    for number, name in enumerate(FIGURE_COUNTS, 1):
+    for number, name in enumerate(COUNTS, 1):
         put(connection, 0, "a", **{name: number})
         put(connection, 0, "a", **{name: 100})
     (found,) = series(connection, Span.MINUTE, NOW, NOW + 1)
     numbers = [*found[1:8], *found.waited, *found.ran]
-    assert numbers == [100 + number for number in range(1, len(FIGURE_COUNTS) + 1)]
+    assert numbers == [100 + number for number in range(1, len(COUNTS) + 1)]
     assert found.at == NOW
 
 

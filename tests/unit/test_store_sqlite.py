@@ -716,9 +716,9 @@ async def test_a_claim_that_starts_rows_waits_for_the_disk(path: Path, monkeypat
     levels: list[int] = []
     claim = claims.claim
 
-    def watched(connection: sqlite3.Connection, request: ClaimRequest) -> list[TaskRow]:
+    def watched(connection: sqlite3.Connection, *args: Any) -> list[TaskRow]:
         levels.extend(connection.execute("PRAGMA synchronous").fetchone())
-        return claim(connection, request)
+        return claim(connection, *args)
 
     monkeypatch.setattr(claims, "claim", watched)
     store = SqliteStore(path)

@@ -20,9 +20,11 @@ from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
 from taskmanager.model.workflows import HELD
 from taskmanager.rules.claims import started
 from taskmanager.store.constraints import failed, row_faults, unreadable
+from taskmanager.store.noted import Noted
 from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.protocol import FREE_COUNT_CAP, ClaimRequest, FreeQueue, WaitingLevel
 from taskmanager.store.sqlite.connection import transaction
+from taskmanager.store.sqlite.counting import Counting, counted
 from taskmanager.store.sqlite.queries import hops, task_rows
 from taskmanager.store.sqlite.rows import Undecodable, packed
 from taskmanager.store.sqlite.statements import DUE, END_UNREADABLE, IS_PAUSE, LIVE_SQL, ON_FAILURE, SLEEPS, write
@@ -182,8 +184,8 @@ def _wake(connection: sqlite3.Connection, now: int) -> None:
         connection.execute(_IS_AWAKE, {"steps": steps})
 
 
-def claim(connection: sqlite3.Connection, request: ClaimRequest) -> list[TaskRow]:
-    """See `Store.claim`."""
+def claim(connection: sqlite3.Connection, request: ClaimRequest, counting: Counting | None = None) -> list[TaskRow]:
+    """See `Store.claim`. What it starts and ends is counted, if somebody counts."""
     if not request.task_names or request.limit < 1:
         return []
     due_at = request.others_due_at
@@ -192,7 +194,7 @@ def claim(connection: sqlite3.Connection, request: ClaimRequest) -> list[TaskRow
         return []
     if request.has_slept and _candidates(connection, request, request.limit) == "[]":
         return []
-    with transaction(connection):
+    with counted(connection, counting) as noted:
         limit = request.limit
         if request.file_limit is not None:
             limit = min(limit, _places(connection, request, request.file_limit))
@@ -209,7 +211,8 @@ def claim(connection: sqlite3.Connection, request: ClaimRequest) -> list[TaskRow
             return []
         claimed = task_rows(connection, _TAKEN, (rows,))
         if not all(map(_is_taken, claimed)):
-            claimed = [row if _is_taken(row) else _ended(connection, row, request.now) for row in claimed]
+            claimed = [row if _is_taken(row) else _ended(connection, row, request.now, noted) for row in claimed]
+        noted.note_claimed(claimed, request.now)
     return sorted(claimed, key=lambda row: (row.priority, row.enqueued_at, row.task_id))
 
 
@@ -236,7 +239,7 @@ def _is_taken(row: TaskRow) -> bool:
     return type(row) is TaskRow and row.status in ("CLAIMED", "RUNNING")
 
 
-def _ended(connection: sqlite3.Connection, row: TaskRow, now: int) -> UnreadableRow:
+def _ended(connection: sqlite3.Connection, row: TaskRow, now: int, noted: Noted) -> UnreadableRow:
     """A row that cannot run, FAILED: nobody else would ever do it. Where it is started already, that does not count."""
     if not isinstance(row, UnreadableRow):
         row = unreadable(row, row_faults(row))
@@ -247,7 +250,7 @@ def _ended(connection: sqlite3.Connection, row: TaskRow, now: int) -> Unreadable
         if (enqueued := enqueued_by(ended)) is not None:
             write(connection, ON_FAILURE, [enqueued])
         if ended.is_workflow_task:
-            advance(connection, [ended.task_id], now)
+            advance(connection, [ended.task_id], now, noted)
     return ended
 
 

@@ -5,37 +5,19 @@ no name is given, it adds up one row for each name and span: an hour of 200 name
 """
 
 import sqlite3
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final
 
 from taskmanager.rules.figures import Span
-from taskmanager.store.sqlite.statements import FIGURE_COUNTS, FIGURES, write
+from taskmanager.store.noted import COUNTS, RAN, WAITED
 from taskmanager.store.statistics import Figures
 
-WAITED: Final = FIGURE_COUNTS.index("waited_0")
-"""The place of the first bucket of waiting time among the counts."""
-RAN: Final = FIGURE_COUNTS.index("ran_0")
-"""The place of the first bucket of run time."""
-_SUMS: Final = ", ".join(f"coalesce(sum({name}), 0)" for name in FIGURE_COUNTS)
+_SUMS: Final = ", ".join(f"coalesce(sum({name}), 0)" for name in COUNTS)
 _IN_SPANS: Final = "taskmanager_figures WHERE span = :span AND at >= :since AND at < :until"
 _TOTAL: Final = f"SELECT {_SUMS} FROM {_IN_SPANS}"
 _ENDED: Final = "sum(completed + failed + cancelled + expired + interrupted)"
 _ANY: Final = 1 << 62
 """Later than every span."""
-
-
-class Place(NamedTuple):
-    """What is counted together: the tasks of one name in one queue, in the span of so many seconds that begins then."""
-
-    span: int
-    at: int
-    task_name: str
-    queue_name: str
-
-
-def add(connection: sqlite3.Connection, counted: Mapping[Place, Sequence[int]]) -> None:
-    """Add to the figures, in the transaction that is open. The counts come in the order of `FIGURE_COUNTS`."""
-    write(connection, FIGURES, [(*place, *counts) for place, counts in counted.items()])
 
 
 def series(

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from taskmanager.model.workflows import ENDED_WORKFLOW
+from taskmanager.rules.figures import Span
 from taskmanager.store.protocol import TaskFilter
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import fitting
@@ -112,6 +113,28 @@ def prune_heartbeats(connection: sqlite3.Connection, batch: BatchSize, cutoff: i
 def prune_worker_states(connection: sqlite3.Connection, batch: BatchSize, cutoff: int, limit: int) -> int:
     """See `Store.prune_worker_states`."""
     return _delete(connection, batch, "taskmanager_worker_states", "snapshot_at < :cutoff", cutoff, limit)
+
+
+_FIGURES: Final = "taskmanager_figures WHERE span = :span AND (at < :since OR at >= :until)"
+
+
+def prune_figures(
+    connection: sqlite3.Connection, batch: BatchSize, span: Span, since: int, until: int, limit: int
+) -> int:
+    """See `Store.prune_figures`. They have no row ids, and are found by their key."""
+    key = "at, task_name, queue_name"
+    known = {"span": span.value, "since": since, "until": until, "limit": min(limit, batch.size)}
+    if connection.execute(f"SELECT 1 FROM {_FIGURES} LIMIT 1", known).fetchone() is None:
+        return 0
+    with transaction(connection):
+        began_s = perf_counter()
+        found = f"SELECT {key} FROM {_FIGURES} LIMIT :limit"
+        delete = f"DELETE FROM taskmanager_figures WHERE span = :span AND ({key}) IN ({found})"
+        count = connection.execute(delete, known).rowcount
+        deleted_s = perf_counter()
+    batch.note(count, deleted_s - began_s, perf_counter() - deleted_s)
+    checkpoint(connection)
+    return count
 
 
 def _delete(

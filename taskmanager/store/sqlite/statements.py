@@ -25,8 +25,8 @@ from taskmanager.model.record import DELAY_KEY, AttemptRow, HistoryWrite, NewWri
 from taskmanager.model.states import LIVE, TERMINAL
 from taskmanager.model.steps import StepRow
 from taskmanager.model.workflows import EdgeRow, NodeRow, WorkflowRow
-from taskmanager.rules.figures import BUCKET_COUNT
 from taskmanager.store import constraints
+from taskmanager.store.noted import COUNTS
 
 Row = tuple[Any, ...]
 
@@ -234,22 +234,20 @@ GRAPH: Final = tuple(
 )
 # What has happened is added to what is there.
 FIGURE_KEY: Final = ("span", "at", "task_name", "queue_name")
-FIGURE_COUNTS: Final = (
-    "started", "completed", "failed", "cancelled", "expired", "interrupted", "retried",
-    *(f"{name}_{bucket}" for name in ("waited", "ran") for bucket in range(BUCKET_COUNT)),
-)  # fmt: skip
 FIGURES: Final = Kind(
     _insert(
         "taskmanager_figures",
-        _same(FIGURE_KEY + FIGURE_COUNTS),
+        _same(FIGURE_KEY + COUNTS),
         f"({', '.join(FIGURE_KEY)}) DO UPDATE SET "
-        + ", ".join(f"{name} = {name} + excluded.{name}" for name in FIGURE_COUNTS),
+        + ", ".join(f"{name} = {name} + excluded.{name}" for name in COUNTS),
     ),
-    FIGURE_KEY + FIGURE_COUNTS,
+    FIGURE_KEY + COUNTS,
     (),
 )
 # Writes nothing: these are the changes of tasks of workflows, which have consequences there.
 IN_WORKFLOW: Final = Kind("", (), ())
+# Writes nothing: these are the writes of whole rows, which are counted.
+WHOLE: Final = Kind("", (), ())
 
 # Plain tasks. Columns that are not named have no value, and need none.
 _PENDING: Final = _same(("id", "args", "kwargs", "tags", "sent_at", *_CALL[:-3])) | {

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
 
+from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import Write
 from taskmanager.store.protocol import CommitReport
@@ -25,6 +26,7 @@ from taskmanager.store.sqlite.connection import (
     has_no_room,
     raise_not_open,
 )
+from taskmanager.store.sqlite.counting import add_counted
 from taskmanager.store.sqlite.files import Files, check_process, keep_open
 from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, open_read_only, snapshot
 from taskmanager.store.sqlite.schema import migrate, never_dead
@@ -41,6 +43,7 @@ They look twice a second, however seldom they poll.
 """
 BEATER_PATIENCE_S: Final = 3.0
 _PAUSE_S: Final = 0.05
+_CLOCK: Final = SystemClock()
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
@@ -49,7 +52,7 @@ class SqliteStore(Verbs):
     """Tasks in one SQLite file. `synchronous="full"` survives a power cut, `"normal"` may lose the last commits.
 
     `wal_limits`: what is done about a log that grows. `is_dead` tells whether a registered instance has ended; without
-    it nothing is taken away from a file in which one is registered.
+    it nothing is taken away from a file in which one is registered. `clock` is that of whoever writes.
     """
 
     def __init__(
@@ -59,8 +62,9 @@ class SqliteStore(Verbs):
         synchronous: Synchronous = "full",
         wal_limits: WalLimits = WAL_LIMITS,
         is_dead: Callable[[str], bool] = never_dead,
+        clock: Clock = _CLOCK,
     ) -> None:
-        super().__init__()
+        super().__init__(clock)
         self.path = str(Path(path).absolute())
         self._synchronous: Synchronous = synchronous
         self._is_dead = is_dead
@@ -123,6 +127,9 @@ class SqliteStore(Verbs):
         self._stamp.events.close()
         reader, self._reader = self._reader, None
         writer, self._writer = self._writer, None
+        if writer is not None and self._counting.has_any:
+            with suppress(StoreError):  # what is lost by that are the figures of some moments
+                await writer.hop(_unsynced, add_counted, self._counting)
         if writer is not None and self._files is not None:
             if reader is not None and self._files.has_namesake():
                 keep_open(reader)
@@ -175,7 +182,7 @@ class SqliteStore(Verbs):
             await self.checkpoint()
             if self._wal.is_full:
                 raise self._wal.refusal()
-        report = await self._write(transitions.commit, writes)
+        report = await self._write(transitions.commit, writes, self._counting)
         self._had_no_room = False
         return report
 
@@ -186,7 +193,7 @@ class SqliteStore(Verbs):
     ) -> Coroutine[Any, Any, CommitReport]:
         if self._writer is None or self._wal.is_full:
             raise_not_open(self.path)
-        return self._writer.begin(loop, transitions.commit, writes)
+        return self._writer.begin(loop, transitions.commit, writes, self._counting)
 
     def open_beater(self) -> SqliteBeater:
         self._beater = SqliteBeater(self.path, lambda: self._files)

@@ -7,10 +7,11 @@ or a row cannot be stored, everything is rolled back and done again with care: e
 changed, and a batch that fails is halved until the guilty row stands alone.
 """
 
+import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, cast
 
 from taskmanager.model.record import (
     AttemptRow,
@@ -27,10 +28,12 @@ from taskmanager.model.record import (
 from taskmanager.model.states import TERMINAL
 from taskmanager.rules.steps import has_timed_out
 from taskmanager.store.constraints import encodable, is_memory_only, step_of
+from taskmanager.store.noted import Noted, ended_at
 from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.protocol import CommitReport
 from taskmanager.store.sqlite import statements as sql
 from taskmanager.store.sqlite.connection import primary_code, transaction
+from taskmanager.store.sqlite.counting import LEAN, MAX_KEPT, Counting
 from taskmanager.store.sqlite.queries import fetch, fetch_ids
 from taskmanager.store.sqlite.workflows import follow
 from taskmanager.store.workflow_protocol import Advance, together
@@ -50,15 +53,16 @@ class _SomebodyLost(Exception):
 _FAULTS: Final = (sqlite3.Error, OverflowError, UnicodeEncodeError, _SomebodyLost)
 
 
-def commit(connection: sqlite3.Connection, writes: Sequence[Write]) -> CommitReport:
-    """See `Store.commit`."""
+def commit(connection: sqlite3.Connection, writes: Sequence[Write], counting: Counting | None = None) -> CommitReport:
+    """See `Store.commit`. What it changes is counted, if somebody counts."""
     if not writes:
         return CommitReport({}, {})
     rows = _by_kind(writes)
     attempts, *others = [(kind, rows.pop(kind, [])) for kind in _BEHIND_OTHERS]
-    in_workflows = rows.pop(sql.IN_WORKFLOW, None)
+    in_workflows, whole = rows.pop(sql.IN_WORKFLOW, None), rows.pop(sql.WHOLE, None)
     try:
         with transaction(connection):
+            noted = _noted(whole, _ended_before(connection, whole)) if whole else None
             for kind, alike in rows.items():
                 if sql.write(connection, kind, alike) != len(alike):
                     raise _SomebodyLost
@@ -69,12 +73,26 @@ def commit(connection: sqlite3.Connection, writes: Sequence[Write]) -> CommitRep
             for kind, alike in others:
                 if alike:
                     sql.write(connection, kind, alike)
-            advance = follow(connection, in_workflows) if in_workflows else Advance()
+            advance = follow(connection, in_workflows, noted or Noted()) if in_workflows else Advance()
+        if counting is not None:
+            _count(counting, rows, noted)
         return CommitReport({}, {}, advance)
     except _FAULTS as error:
         if not _is_rows_fault(error):
             raise
-        return _commit_with_care(connection, writes)
+        return _commit_with_care(connection, writes, counting)
+
+
+def _count(counting: Counting, rows: Mapping[sql.Kind, Sequence[sql.Row]], noted: Noted | None) -> None:
+    """Count what was committed. Of the rows of lean writes only a tuple is kept now."""
+    for kind, picked in LEAN.items():
+        if kind in rows:
+            kept = counting.lean[kind]
+            kept += map(picked, rows[kind])
+            if len(kept) > MAX_KEPT:
+                counting.fold()
+    if noted is not None:
+        counting.keep(noted)
 
 
 def _by_kind(writes: Sequence[Write]) -> defaultdict[sql.Kind, list[sql.Row]]:
@@ -92,6 +110,7 @@ def _by_kind(writes: Sequence[Write]) -> defaultdict[sql.Kind, list[sql.Row]]:
         else:
             kind, row, attempts = _whole(write)
             rows[kind].append(row)
+            rows[sql.WHOLE].append(write)
             rows[sql.ATTEMPT] += attempts
             if write.forgets_steps:
                 rows[sql.FORGET_STEPS].append((write.task_id,))
@@ -139,38 +158,43 @@ def _replace_attempts(connection: sqlite3.Connection, writes: Sequence[Write]) -
             sql.write(connection, sql.ATTEMPT, write.attempts)
 
 
-def _commit_with_care(connection: sqlite3.Connection, sent: Sequence[Write]) -> CommitReport:
-    lost: list[str] = []
-    rejected: dict[str, str] = {}
-    advances: list[Advance] = []
+class _Outcome(NamedTuple):
+    """What has become of the writes of a commit with care."""
+
+    lost: list[str]
+    rejected: dict[str, str]
+    advances: list[Advance]
+    won: list[tuple[Mapping[sql.Kind, Sequence[sql.Row]], Noted]]
+
+
+def _commit_with_care(connection: sqlite3.Connection, sent: Sequence[Write], counting: Counting | None) -> CommitReport:
+    outcome = _Outcome([], {}, [], [])
     with transaction(connection):
-        _apply_halving(connection, [encodable(in_full(write)) for write in sent], lost, rejected, advances)
-        rows = fetch_ids(connection, lost)
-    return CommitReport({task_id: rows.get(task_id) for task_id in lost}, rejected, together(advances))
+        _apply_halving(connection, [encodable(in_full(write)) for write in sent], outcome)
+        rows = fetch_ids(connection, outcome.lost)
+    if counting is not None:
+        for won, noted in outcome.won:
+            _count(counting, won, noted)
+    lost = {task_id: rows.get(task_id) for task_id in outcome.lost}
+    return CommitReport(lost, outcome.rejected, together(outcome.advances))
 
 
-def _apply_halving(
-    connection: sqlite3.Connection,
-    writes: Sequence[Write],
-    lost: list[str],
-    rejected: dict[str, str],
-    advances: list[Advance],
-) -> None:
+def _apply_halving(connection: sqlite3.Connection, writes: Sequence[Write], outcome: _Outcome) -> None:
     connection.execute("SAVEPOINT halving")
     try:
-        lost += _apply_to_winners(connection, writes, advances)
+        _apply_to_winners(connection, writes, outcome)
     except _FAULTS as error:
         if not _is_rows_fault(error):
             raise
         connection.execute("ROLLBACK TO halving")
         if len(writes) == 1 and _loses(connection, writes[0]):
-            lost.append(writes[0].task_id)  # SQLite looks at values first; whoever has lost is not told of those
+            outcome.lost.append(writes[0].task_id)  # SQLite looks at values first; who has lost is not told of those
         elif len(writes) == 1:
-            rejected[writes[0].task_id] = f"{type(error).__name__}: {error}"
+            outcome.rejected[writes[0].task_id] = f"{type(error).__name__}: {error}"
         else:
             middle = len(writes) // 2
-            _apply_halving(connection, writes[:middle], lost, rejected, advances)
-            _apply_halving(connection, writes[middle:], lost, rejected, advances)
+            _apply_halving(connection, writes[:middle], outcome)
+            _apply_halving(connection, writes[middle:], outcome)
     connection.execute("RELEASE halving")
 
 
@@ -182,11 +206,13 @@ def _loses(connection: sqlite3.Connection, write: Write) -> bool:
     return row is not None and not all(each.status in TERMINAL and is_memory_only(each) for each in (row, write.row))
 
 
-def _apply_to_winners(connection: sqlite3.Connection, writes: Sequence[Write], advances: list[Advance]) -> list[str]:
-    """Write what wins. Return the tasks that lost."""
+def _apply_to_winners(connection: sqlite3.Connection, writes: Sequence[Write], outcome: _Outcome) -> None:
+    """Write what wins, and note which tasks lost."""
     changed: set[str] = set()
-    for kind, alike in _by_kind(writes).items():
-        if kind not in (*_BEHIND_OTHERS, sql.IN_WORKFLOW):
+    sorted_writes = _by_kind(writes)
+    before = _ended_before(connection, sorted_writes[sql.WHOLE])
+    for kind, alike in sorted_writes.items():
+        if kind not in (*_BEHIND_OTHERS, sql.IN_WORKFLOW, sql.WHOLE):
             sql.write(connection, kind, alike, changed)
     winners = [write for write in writes if write.task_id in changed]
     rows = _by_kind(winners)
@@ -195,9 +221,40 @@ def _apply_to_winners(connection: sqlite3.Connection, writes: Sequence[Write], a
     for kind in _BEHIND_OTHERS:
         if sql.write(connection, kind, rows[kind]) != len(rows[kind]) and kind is sql.ATTEMPT:
             _replace_attempts(connection, winners)
+    noted = _noted(rows[sql.WHOLE], before)
     if rows[sql.IN_WORKFLOW]:
-        advances.append(follow(connection, rows[sql.IN_WORKFLOW]))
-    return [write.task_id for write in writes if write.task_id not in changed]
+        outcome.advances.append(follow(connection, rows[sql.IN_WORKFLOW], noted))
+    outcome.won.append((rows, noted))
+    outcome.lost.extend(write.task_id for write in writes if write.task_id not in changed)
+
+
+_ENDS_OF: Final = """
+SELECT id, status, start_count, coalesce(completed_at, failed_at, updated_at) FROM taskmanager_tasks
+WHERE id IN (SELECT value FROM json_each(?))
+"""
+
+
+def _ended_before(connection: sqlite3.Connection, writes: Sequence[sql.Row]) -> frozenset[str]:
+    """Return the ended memory-only tasks among these whose row says so already, by a commit that seemed to fail.
+
+    Nothing says what their rows must be. So they are written again, and are not to be counted again.
+    """
+    ended = {
+        each.task_id: (each.status, each.row.start_count, ended_at(each.row))
+        for each in cast("Sequence[TaskWrite]", writes)
+        if each.expected is None and each.row.status in TERMINAL
+    }
+    found = connection.execute(_ENDS_OF, (json.dumps(list(ended)),)).fetchall() if ended else ()
+    return frozenset(task_id for task_id, *end in found if tuple(end) == ended[task_id])
+
+
+def _noted(writes: Sequence[sql.Row], before: frozenset[str]) -> Noted:
+    """Return what these writes of whole rows change. Those that were ended before change nothing."""
+    noted = Noted()
+    for each in cast("Sequence[TaskWrite]", writes):
+        if each.task_id not in before:
+            noted.note_write(each)
+    return noted
 
 
 def _is_rows_fault(error: Exception) -> bool:

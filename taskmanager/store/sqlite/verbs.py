@@ -2,9 +2,11 @@
 
 import sqlite3
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, TypeVar, TypeVarTuple
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, TypeVarTuple
 
+from taskmanager.model.clock import Clock
 from taskmanager.model.record import TaskRow
+from taskmanager.rules.figures import Span
 from taskmanager.store.protocol import ClaimRequest, TaskFilter
 from taskmanager.store.sqlite import (
     beat,
@@ -19,6 +21,7 @@ from taskmanager.store.sqlite import (
     workflows,
 )
 from taskmanager.store.sqlite import schedules as schedule_state
+from taskmanager.store.sqlite.counting import Counting, add_counted
 from taskmanager.store.sqlite.pruning import BatchSize
 
 P = ParamSpec("P")
@@ -48,11 +51,27 @@ def _writes(work: _Work[P, R]) -> _Verb[P, R]:
     return verb
 
 
-class Verbs:
-    """What a file and a database in memory answer alike. Each of them says how its connections are used."""
+def _counts(work: Callable[Concatenate[sqlite3.Connection, Counting, P], R]) -> _Verb[P, R]:
+    """Make a verb of a function that writes, and whose ends of tasks are counted."""
 
-    def __init__(self) -> None:
-        self._batches = {what: BatchSize() for what in ("tasks", "workflows", "heartbeats", "worker states", "pages")}
+    async def verb(self: "Verbs", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._write(lambda connection: work(connection, self._counting, *args, **kwargs))
+
+    return verb
+
+
+_DELETED: Final = ("tasks", "workflows", "heartbeats", "worker states", "figures", "pages")
+
+
+class Verbs:
+    """What a file and a database in memory answer alike. Each of them says how its connections are used.
+
+    `clock` tells which instants are so far away that the figures do not count them.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._counting = Counting(clock)
+        self._batches = {what: BatchSize() for what in _DELETED}
 
     async def _read(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
         raise NotImplementedError
@@ -66,8 +85,10 @@ class Verbs:
 
     async def claim(self, request: ClaimRequest) -> list[TaskRow]:
         if request.starting is None:
-            return await self._write_unsynced(claims.claim, request)
-        return await self._write(claims.claim, request)  # what has run must not be free again after a power cut
+            return await self._write_unsynced(claims.claim, request, self._counting)
+        return await self._write(
+            claims.claim, request, self._counting
+        )  # what has run must not be free again after a power cut
 
     async def free_waiting(self, owner: str, now: int, limit: int, per_queue: int | None = None) -> int:
         return await self._write_unsynced(claims.free_waiting, owner, now, limit, per_queue)
@@ -81,6 +102,13 @@ class Verbs:
 
     async def prune_worker_states(self, cutoff: int, limit: int) -> int:
         return await self._write_unsynced(pruning.prune_worker_states, self._batches["worker states"], cutoff, limit)
+
+    async def add_figures(self) -> None:
+        if self._counting.has_any:
+            await self._write_unsynced(add_counted, self._counting)
+
+    async def prune_figures(self, span: Span, since: int, until: int, limit: int) -> int:
+        return await self._write_unsynced(pruning.prune_figures, self._batches["figures"], span, since, until, limit)
 
     # What needs no more than its statement.
 
@@ -128,8 +156,8 @@ class Verbs:
     fire_schedules = _writes(schedule_state.fire)
     set_schedule_paused = _writes(schedule_state.set_paused)
     start_workflow = _writes(workflows.start)
-    reopen_workflow = _writes(workflow_reopening.reopen)
+    reopen_workflow = _counts(workflow_reopening.reopen)
     pause_workflow = _writes(workflows.pause)
-    resume_workflow = _writes(workflows.resume)
-    cancel_workflow = _writes(workflows.cancel)
-    recover_workflows = _writes(workflow_recovery.recover)
+    resume_workflow = _counts(workflows.resume)
+    cancel_workflow = _counts(workflows.cancel)
+    recover_workflows = _counts(workflow_recovery.recover)

@@ -58,7 +58,7 @@ UPDATE OR IGNORE taskmanager_tasks
 SET status = 'CANCELLED', claimed_by_worker_id = NULL, failed_at = :now, updated_at = :now, cancel_requested_at = :now,
     error_code = :code, failed_reason = :reason, next_retry_at = NULL, result = :result
 WHERE id IN ({these}) AND status = 'PENDING' AND {whose}
-RETURNING id
+RETURNING id, task_name, queue_name
 """
 _FREE: Final = """
 SELECT t.id FROM json_each(?) AS v CROSS JOIN taskmanager_tasks AS t ON t.id = v.value

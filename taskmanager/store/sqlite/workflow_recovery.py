@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from taskmanager.model.record import TaskRow
 from taskmanager.model.workflows import HELD
-from taskmanager.store.sqlite.connection import transaction
+from taskmanager.store.sqlite.counting import Counting, counted
 from taskmanager.store.sqlite.queries import task_rows
 from taskmanager.store.sqlite.statements import LIVE_SQL, TERMINAL_SQL
 from taskmanager.store.sqlite.workflow_ends import HAS_WORKFLOW, IS_OPEN
@@ -72,13 +72,15 @@ _FOUND: Final = (
 """What each step finds."""
 
 
-def recover(connection: sqlite3.Connection, now: int, grace_us: int, limit: int) -> tuple[int, Advance]:
+def recover(
+    connection: sqlite3.Connection, counting: Counting, now: int, grace_us: int, limit: int
+) -> tuple[int, Advance]:
     """See `Store.recover_workflows`."""
     given = {"ended_by": now - grace_us, "limit": limit}
     if not any(connection.execute(each, given | {"limit": 1}).fetchone() for each in _STEPS):
         return 0, Advance()
-    with transaction(connection):
-        return _put_right(connection, given, now)
+    with counted(connection, counting) as noted:
+        return _put_right(Walk(connection, now, noted), given)
 
 
 def half_done(connection: sqlite3.Connection, ended_by: int, limit: int) -> dict[str, int]:
@@ -93,15 +95,15 @@ def fetch_without_workflow(connection: sqlite3.Connection, *, limit: int, after:
     return task_rows(connection, _WITHOUT_WORKFLOW, {"after": after, "limit": limit})
 
 
-def _put_right(connection: sqlite3.Connection, given: dict[str, int], now: int) -> tuple[int, Advance]:
+def _put_right(walk: Walk, given: dict[str, int]) -> tuple[int, Advance]:
     """Each step finds what the ones before it have left, so a pass ends with the workflows that have ended by it."""
-    walk, count = Walk(connection, now), 0
+    count = 0
     acts: tuple[Callable[[list[Any]], None], ...] = (
         walk.follow, walk.judge, walk.enqueue, walk.begin_children, walk.end_children, walk.end_tasks,
         walk.free, walk.check,
     )  # fmt: skip
     for query, act in zip(_STEPS, acts, strict=True):
-        found = [each for (each,) in connection.execute(query, given).fetchall()]
+        found = [each for (each,) in walk.connection.execute(query, given).fetchall()]
         count += len(found)
         act(found)
         walk.go()

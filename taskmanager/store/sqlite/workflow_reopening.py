@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from taskmanager.model.workflows import ENDED_WORKFLOW
-from taskmanager.store.sqlite.connection import transaction
+from taskmanager.store.sqlite.counting import Counting, counted
 from taskmanager.store.sqlite.workflow_rows import fetch_workflow
 from taskmanager.store.sqlite.workflow_walk import Walk
 from taskmanager.store.workflow_protocol import Advance
@@ -41,13 +41,13 @@ WHERE n.workflow_id = ? AND n.task_index = ? AND n.status IN ('COMPLETED', 'FAIL
 """
 
 
-def reopen(connection: sqlite3.Connection, workflow_id: str, now: int) -> Advance | None:
+def reopen(connection: sqlite3.Connection, counting: Counting, workflow_id: str, now: int) -> Advance | None:
     """See `Store.reopen_workflow`."""
-    with transaction(connection):
+    with counted(connection, counting) as noted:
         row = fetch_workflow(connection, workflow_id)
         if row is None or row.status not in ("FAILED", "CANCELLED") or row.parent_workflow_id is not None:
             return None
-        walk = Walk(connection, now)
+        walk = Walk(connection, now, noted)
         walk.run(_OPEN_WORKFLOWS, [workflow_id], status="RUNNING")
         _open_undone(walk, [workflow_id])
         walk.take_up([workflow_id])

@@ -16,6 +16,7 @@ from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode
 from taskmanager.model.workflows import HELD
 from taskmanager.rules.workflows import Counts, NodeEnd, end_of_node, judged, stored
+from taskmanager.store.noted import Noted
 from taskmanager.store.sqlite import workflow_pauses as pauses
 from taskmanager.store.sqlite.statements import DUE, OF_NODE, TERMINAL_SQL, Row, write
 from taskmanager.store.sqlite.workflow_ends import IS_OPEN, end_workflows, parent_of
@@ -139,8 +140,9 @@ class Ended(NamedTuple):
 class Walk:
     """What one transaction changes in workflows, beginning with whatever it is given."""
 
-    def __init__(self, connection: sqlite3.Connection, now: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, now: int, noted: Noted) -> None:
         self.connection, self.now = connection, now
+        self._noted = noted
         self._readied: dict[str, FreeTask] = {}
         self._ended: list[str] = []
         self._due: list[int] = []
@@ -228,7 +230,7 @@ class Walk:
             found[word].append((node, child))
             if word == "SKIPPED" and task_id is not None:
                 skipped_tasks.append(task_id)
-        self.run(_END_HELD, skipped_tasks, **said_of(_NODE_SKIPPED))
+        self.cancel(_END_HELD, skipped_tasks, _NODE_SKIPPED)
         self.skip(found["SKIPPED"])
         self.enqueue([node for node, child in found["READY"] if child is None], again=True)
         self.begin_children([node for node, child in found["READY"] if child is not None])
@@ -241,7 +243,7 @@ class Walk:
         if children:
             error = stored(BuiltInTaskCode.UPSTREAM_SKIPPED, "the node of the workflow was skipped")
             closed = self.ids(_CLOSE, children, error=error)
-            self.run(_END_HELD_IN, closed, **said_of(_NODE_SKIPPED))
+            self.cancel(_END_HELD_IN, closed, _NODE_SKIPPED)
             self.run(_CLOSE_NODES, closed)
             self._ended += closed
 
@@ -291,6 +293,12 @@ class Walk:
         self.follow(self.ids(_UNTOLD, workflow_ids))
         self.check(workflow_ids)
         self.judge(self.ids(_WAITING, workflow_ids))
+
+    def cancel(self, query: str, these: Iterable[Any], error: TaskError) -> list[str]:
+        """Cancel waiting tasks by a form of `END_WAITING`. Return which."""
+        found = self.rows(query, these, **said_of(error))
+        self._noted.note_cancelled([names for _, *names in found], self.now)
+        return [task_id for task_id, *_ in found]
 
     def rows(self, query: str, these: Iterable[Any], **given: Any) -> list[tuple[Any, ...]]:
         """Return what a query finds for these ids."""

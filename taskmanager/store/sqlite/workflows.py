@@ -14,13 +14,15 @@ from taskmanager.model.states import TERMINAL, WAITING, BuiltInTaskCode
 from taskmanager.model.workflows import AFTER, ENDED_WORKFLOW, HELD, Graph, NodeRow, WorkflowRow
 from taskmanager.rules.workflows import is_awaited
 from taskmanager.store.constraints import encodable
+from taskmanager.store.noted import Noted
 from taskmanager.store.sqlite import workflow_pauses as pauses
 from taskmanager.store.sqlite.connection import transaction
+from taskmanager.store.sqlite.counting import Counting, counted
 from taskmanager.store.sqlite.statements import GRAPH, LIVE_SQL, Row, write
 from taskmanager.store.sqlite.workflow_ends import IS_OPEN
 from taskmanager.store.sqlite.workflow_reopening import reopen_tasks
 from taskmanager.store.sqlite.workflow_rows import fetch_workflow
-from taskmanager.store.sqlite.workflow_walk import Walk, said_of
+from taskmanager.store.sqlite.workflow_walk import Walk
 from taskmanager.store.workflow_protocol import Advance
 
 _CANCELLED: Final = TaskError(BuiltInTaskCode.TASK_CANCELLED, "its workflow was cancelled")
@@ -36,7 +38,7 @@ def start(connection: sqlite3.Connection, graph: Graph, now: int) -> tuple[Workf
 
 def _start(connection: sqlite3.Connection, graph: Graph, now: int) -> tuple[WorkflowRow | None, Advance]:
     root = graph.workflows[0].id
-    with transaction(connection):
+    with counted(connection, None) as noted:  # no task ends here
         if (there := fetch_workflow(connection, root)) is not None:
             return there, Advance()
         workflows = [each._replace(status="PENDING") for each in graph.workflows]
@@ -44,7 +46,7 @@ def _start(connection: sqlite3.Connection, graph: Graph, now: int) -> tuple[Work
         for kind, rows in zip(GRAPH, tables, strict=True):
             if write(connection, kind, rows) != len(rows):
                 raise sqlite3.IntegrityError(f"rows of workflow {root} are there already, and its own is not")
-        walk = Walk(connection, now)
+        walk = Walk(connection, now, noted)
         walk.begin([root])
         return None, walk.advance()
 
@@ -68,9 +70,9 @@ def _fresh(node: NodeRow, ends: int, inputs: int) -> NodeRow:
     )  # fmt: skip
 
 
-def advance(connection: sqlite3.Connection, ended: Collection[str], now: int) -> Advance:
+def advance(connection: sqlite3.Connection, ended: Collection[str], now: int, noted: Noted) -> Advance:
     """Do all that follows in workflows from the ends of these tasks, in the transaction that ends them."""
-    walk = Walk(connection, now)
+    walk = Walk(connection, now, noted)
     walk.end_tasks(ended)
     return walk.advance()
 
@@ -82,13 +84,13 @@ WHERE n.open + n.failed + n.inputs_open + n.inputs_failed > 0
 """
 
 
-def follow(connection: sqlite3.Connection, changes: Sequence[Row]) -> Advance:
+def follow(connection: sqlite3.Connection, changes: Sequence[Row], noted: Noted) -> Advance:
     """Do all that follows in workflows from a commit, in its transaction.
 
     Each change is a task of a workflow, its status before and after, and when that was.
     """
     now = max(at for *_, at in changes)
-    walk = Walk(connection, now)
+    walk = Walk(connection, now, noted)
     again = [task_id for task_id, before, after, _ in changes if before in TERMINAL and after not in TERMINAL]
     if again:
         reopen_tasks(walk, again)
@@ -124,13 +126,13 @@ WHERE workflow_id IN (SELECT value FROM json_each(:ids)) AND status = 'FAILED'
 _READIED: Final = f"{pauses.TASKS_OF} AND n.status <> 'PENDING'"
 
 
-def resume(connection: sqlite3.Connection, workflow_id: str, now: int) -> Advance | None:
+def resume(connection: sqlite3.Connection, counting: Counting, workflow_id: str, now: int) -> Advance | None:
     """See `Store.resume_workflow`."""
-    with transaction(connection):
+    with counted(connection, counting) as noted:
         row = fetch_workflow(connection, workflow_id)
         if row is None or row.status in ENDED_WORKFLOW or _is_paused(connection, row.parent_workflow_id):
             return None
-        walk = Walk(connection, now)
+        walk = Walk(connection, now, noted)
         resumed = walk.ids(_RESUME, [workflow_id])
         if not resumed:
             return None
@@ -163,15 +165,15 @@ WHERE id IN ({pauses.TASKS_OF}) AND status IN ({LIVE_SQL}) AND cancel_requested_
 """
 
 
-def cancel(connection: sqlite3.Connection, workflow_id: str, now: int) -> Advance | None:
+def cancel(connection: sqlite3.Connection, counting: Counting, workflow_id: str, now: int) -> Advance | None:
     """See `Store.cancel_workflow`."""
-    with transaction(connection):
+    with counted(connection, counting) as noted:
         row = fetch_workflow(connection, workflow_id)
         if row is None or row.status in ENDED_WORKFLOW or row.cancelled_at is not None:
             return None
-        walk = Walk(connection, now)
+        walk = Walk(connection, now, noted)
         cancelled = walk.ids(_CANCEL, [workflow_id])
-        ended = walk.ids(_END_WAITING, cancelled, **said_of(_CANCELLED))
+        ended = walk.cancel(_END_WAITING, cancelled, _CANCELLED)
         walk.skip([(node, None) for node in walk.ids(_NOT_BEGUN, cancelled)])
         walk.run(_ASK, cancelled)
         walk.end_tasks(ended)
