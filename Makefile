@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv other-venvs test quick lint typing unit others demo bench bench-peers simulate pictures churn audit fmt clean
+.PHONY: help venv other-venvs test quick lint typing unit others demo bench bench-peers simulate pictures vendored churn audit fmt clean
 
 VERSION := import sys; print("%d.%d" % sys.version_info[:2])
 SUPPORTED := 3.11 3.12 3.13 3.14
@@ -122,6 +122,9 @@ pictures: venv  ## The pictures of the dashboard in docs/, made anew with the br
 
 churn: venv  ## Kill it again and again: 500 rounds of random signals, then the count
 	@$(call say,churn); $(BIN)/python -m tests.crash.churn --rounds 500 $(ARGS)
+
+vendored: venv  ## Fetch the files of the dashboard that come from npm again, and compare
+	@$(BIN)/python -m tests.vendored
 
 audit: venv  ## Which requirements have no test
 	@$(BIN)/python -m tests.requirements $(ARGS)

@@ -100,6 +100,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
         licences = [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
     assert names == {name for name in ours if "__pycache__" not in name}
     assert {"taskmanager/py.typed", "taskmanager/store/sqlite/migrations/0001_tables.sql"} <= names
+    web = {f"taskmanager/web/{name}" for name in ("templates/base.html", "static/dashboard.css", "static/VENDORED.md")}
+    assert web <= names, "the dashboard needs no build step"
     assert len(licences) == 1
     with tarfile.open(built.sdist) as source:
         held = {name.split("/", 1)[1] for name in source.getnames() if "/" in name}
