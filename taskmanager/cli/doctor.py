@@ -308,10 +308,16 @@ def sharing(db: Path, connection: sqlite3.Connection, alive: Sequence[InstanceVi
     return Finding("sharing", True, "this system does not say who has locked the file" if unlocked is None else told)
 
 
+def _process(view: InstanceView) -> str:
+    """Return its process, with the command line only if it runs on this host: another host has other numbers."""
+    row = view.row
+    return process_name(row.pid) if row.hostname == socket.gethostname() else f"process {row.pid}"
+
+
 def living(alive: Sequence[InstanceView]) -> Finding:
     """Check that every living instance sends heartbeats."""
     silent = [
-        f"{process_name(each.row.pid)} on {each.row.hostname} for {short(round(each.silent_s * SECOND_US))}"
+        f"{_process(each)} on {each.row.hostname} for {short(round(each.silent_s * SECOND_US))}"
         for each in alive
         if each.health is Health.FROZEN
     ]
@@ -328,7 +334,7 @@ def duties(alive: Iterable[InstanceView]) -> Finding:
     """Check that no instance reports a failing duty. Its log counts as one."""
     failing = []
     for each in alive:
-        process, report = process_name(each.row.pid), each.report
+        process, report = _process(each), each.report
         failing += [f"the {name} of {process}: {why}" for name, why in report.failing_duties.items()]
     if not failing:
         return Finding("duties", True, "heartbeat, recovery, retention and log work")

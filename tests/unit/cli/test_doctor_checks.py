@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -86,6 +87,15 @@ def test_an_instance_is_silent_when_the_console_calls_it_frozen() -> None:
     assert living(views(fast._replace(updated_at=NOW - SECOND))).is_well
     assert not living(views(instance())).is_well, "without an interval, the default"
     assert living(()).found == "none alive"
+
+
+def test_instance_of_another_host_is_not_called_by_a_process_of_this_one() -> None:
+    """Its number is that of another program here, and the command line would send somebody to the wrong one."""
+    silent = instance(heartbeat_s=1)._replace(pid=os.getpid())
+    here = living(views(silent._replace(hostname=socket.gethostname()), beats={"i1": NOW - 9 * SECOND}))
+    there = living(views(silent._replace(hostname="another"), beats={"i1": NOW - 9 * SECOND}))
+    assert f"process {os.getpid()} (" in here.found
+    assert f"process {os.getpid()} on another" in there.found
 
 
 def test_functions_are_judged_only_when_every_instance_tells_its_own() -> None:
