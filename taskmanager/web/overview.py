@@ -1,5 +1,6 @@
 """The first page: what needs somebody, what runs and waits, and how the last hour and the last day went."""
 
+import sqlite3
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -9,12 +10,14 @@ from taskmanager.console.overview import Overview
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.sqlite.figures import series
 from taskmanager.store.statistics import TaskFailures, TaskPace
-from taskmanager.web.pace import HOUR, STRETCHES, past_of
+from taskmanager.web.pace import HOUR, STRETCHES, Past, Stretch, past_of
 from taskmanager.web.render import View
 from taskmanager.web.site import site_of
 
 MAX_COUNTED: Final = 10_000
 """More than so many tasks of a status are only said to be more, as on the page of tasks."""
+PAST_S: Final = 5.0
+"""How long the charts are good for: with 200 names they take 15 ms, and show minutes."""
 MAX_RUNNING: Final = 12
 MAX_ROWS: Final = 8
 """Rows of every other list. The pages behind them have the rest."""
@@ -41,10 +44,18 @@ async def show(request: Request) -> View:
     source = site_of(request).source
     stretch = STRETCHES.get(request.query_params.get("span", ""), HOUR)
     overview = await source.overview()
-    starts = stretch.starts(overview.taken_at)
-    figures = await source.look(series, stretch.span, starts[0], starts[-1] + stretch.span.us)
-    past = past_of(stretch, overview.taken_at, figures)
+
+    async def look_back() -> Past:
+        return await source.read(past_in, stretch, source.clock.now_us())
+
+    past = await source.share(("past", stretch.name), look_back, for_s=PAST_S)
     return View("overview.html", {**values_of(overview), "past": past, "stretches": STRETCHES.values()})
+
+
+def past_in(connection: sqlite3.Connection, stretch: Stretch, now_us: int) -> Past:
+    """Return what the file says of a stretch."""
+    starts = stretch.starts(now_us)
+    return past_of(stretch, now_us, series(connection, stretch.span, starts[0], starts[-1] + stretch.span.us))
 
 
 def values_of(overview: Overview) -> Mapping[str, object]:

@@ -93,8 +93,8 @@ class Source:
             self._traces, self._same_since_s = traces, now_s
         return (traces, now_s // SAME_S) if now_s - self._same_since_s > 2 * SHARED_S else None
 
-    async def share(self, key: Hashable, make: Callable[[], Awaitable[R]]) -> R:
-        """Return what `make` makes, or what it has made for this key within a second, or is making."""
+    async def share(self, key: Hashable, make: Callable[[], Awaitable[R]], *, for_s: float = SHARED_S) -> R:
+        """Return what `make` makes, or what it has made for this key within that time, or is making."""
         loop = asyncio.get_running_loop()
         now_s = self.clock.elapsed_s()
         until_s, task = self._shared.get(key, (0.0, None))
@@ -102,7 +102,7 @@ class Source:
             self._forget(now_s)
             task = loop.create_task(_awaited(make()), name="taskmanager-web-look")
             task.add_done_callback(_note_fault)
-            self._shared[key] = now_s + SHARED_S, task
+            self._shared[key] = now_s + for_s, task
         try:
             return await asyncio.shield(task)  # a viewer who leaves does not take the answer of the others along
         except Exception:
