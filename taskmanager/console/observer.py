@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from taskmanager.console.overview import Health, InstanceView, Overview, QueueView, StorageView
+from taskmanager.console.overview import Durations, Health, InstanceView, Overview, QueueView, StorageView
 from taskmanager.console.problems import problems_of
 from taskmanager.duties.reports import MAX_SHOWN_TASKS
 from taskmanager.engine.instance import PUT_BACK_S, has_lock_file, is_dead
@@ -77,20 +77,18 @@ class Observer:
         instances = [self._instance(row, reports[row.instance_id], found) for row in found.instances]
         self._forget(reports.keys())
         alive = {each.row.instance_id: each.report for each in instances if each.health is not Health.DEAD}
-        counts = Counter(counts if own is not None else _live_counts(counts, found))
-        for report in alive.values():
-            if report is not own:
-                counts[TaskStatus.RUNNING] += report.memory_only_running
-                counts[TaskStatus.PENDING] += report.memory_only_waiting
+        stored = counts if own is not None else _live_counts(counts, found)
         running = [task for report in alive.values() for task in report.tasks]
         overview = Overview(
             taken_at=found.taken_at,
-            counts=counts,
+            counts=_with_memory(stored, (each for each in alive.values() if each is not own)),
             capped=capped,
             instances=tuple(sorted(instances, key=_by_importance)),
             queues=_queues(alive, found),
             minute=found.minute,
             hour=found.hour,
+            waited=Durations.of(() if found.figures is None else found.figures.waited),
+            ran=Durations.of(() if found.figures is None else found.figures.ran),
             running=tuple(sorted(running, key=lambda task: (task.done is None, task.started_at, task.task_id))),
             slowest=found.slowest,
             most_failing=found.most_failing,
@@ -158,6 +156,15 @@ class Observer:
         return StorageView(
             str(self._database), size.total_bytes, size.free_bytes, log_bytes, disk_free_bytes, size.schema_version
         )
+
+
+def _with_memory(counts: Mapping[TaskStatus, int], others: Iterable[InstanceReport]) -> Mapping[TaskStatus, int]:
+    """Return the counts with the memory-only tasks of other instances."""
+    found = Counter(counts)
+    for report in others:
+        found[TaskStatus.RUNNING] += report.memory_only_running
+        found[TaskStatus.PENDING] += report.memory_only_waiting
+    return found
 
 
 def look(database: Path, connection: sqlite3.Connection, clock: Clock) -> Overview:

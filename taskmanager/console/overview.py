@@ -3,13 +3,14 @@
 Instants end in `_at` or `_since` and are microseconds since 1970 UTC; None is "never" or "not known".
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple
 
 from taskmanager.model.dataclass import dataclass, field
 from taskmanager.model.report import InstanceReport, RunningTask
 from taskmanager.model.states import TaskStatus
+from taskmanager.rules.figures import percentile_us
 from taskmanager.store.protocol import InstanceRow
 from taskmanager.store.statistics import (
     Failure,
@@ -20,6 +21,22 @@ from taskmanager.store.statistics import (
     TaskFailures,
     TaskPace,
 )
+
+
+class Durations(NamedTuple):
+    """How long half of what was counted took at most, and how long 95 and 99 of a hundred; None if nothing was.
+
+    These are estimates from buckets, and off by a factor of four at most.
+    """
+
+    p50_us: int | None = None
+    p95_us: int | None = None
+    p99_us: int | None = None
+
+    @classmethod
+    def of(cls, buckets: Sequence[int]) -> "Durations":
+        """Return the percentiles of counts in the buckets of `rules/figures.py`."""
+        return cls(*(percentile_us(buckets, share) for share in (0.5, 0.95, 0.99)))
 
 
 class Health(StrEnum):
@@ -98,7 +115,9 @@ class Overview:
     """The whole overview.
 
     `counts` has every status, and includes memory-only tasks of living instances. There are more tasks than were
-    counted of the statuses in `capped`. `workflow_of` has the workflow of each running task that is of one, by its id.
+    counted of the statuses in `capped`. `waited` is how long tasks that started in the last hour had been due, and
+    `ran` is how long the last attempt of those took that ended in it. `workflow_of` has the workflow of each running
+    task that is of one, by its id.
     """
 
     taken_at: int
@@ -109,6 +128,8 @@ class Overview:
     queues: tuple[QueueView, ...] = ()
     minute: Pace
     hour: Pace
+    waited: Durations = Durations()
+    ran: Durations = Durations()
     running: tuple[RunningTask, ...] = ()
     slowest: tuple[TaskPace, ...] = ()
     most_failing: tuple[TaskFailures, ...] = ()

@@ -173,6 +173,7 @@ class Statistics:
     `held`: the same by queue, None where they are more than `HELD_CAP`, with the tasks that wait because their workflow
     is paused. `started`: at most `MAX_STARTED`. `workflows`: the paused ones first, then the newest, of all that are in
     no other one; there are `workflow_count`, at most `OWNED_CAP`. `workflow_of`: that of each started task of one.
+    `figures`: those of the last hour.
     """
 
     taken_at: int
@@ -193,6 +194,7 @@ class Statistics:
     workflow_count: int = 0
     workflow_of: Mapping[str, OwnWorkflow] = field(default_factory=dict)
     last_activity_at: int | None = None
+    figures: Figures | None = None
     size: FileSize
 
 

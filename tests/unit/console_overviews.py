@@ -2,7 +2,16 @@
 
 from typing import Any, Final
 
-from taskmanager.console.overview import NO_COUNTS, Health, InstanceView, Overview, Problem, QueueView, StorageView
+from taskmanager.console.overview import (
+    NO_COUNTS,
+    Durations,
+    Health,
+    InstanceView,
+    Overview,
+    Problem,
+    QueueView,
+    StorageView,
+)
 from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.model.report import InstanceReport, LaneReport, RunningTask
 from taskmanager.model.states import TaskStatus
@@ -95,6 +104,8 @@ BUSY: Final = Overview(
     ),
     minute=Pace(NOW - MINUTE_US, 738, 0),
     hour=Pace(NOW - HOUR_US, 29_160, 27),
+    waited=Durations(950, 4_200, 1_204_000),
+    ran=Durations(12_000, 30_080_000, 125_000_000),
     running=(
         task("reports:build_report", 63, 62, 100, "page 62 of 100"),
         task("shop.jobs.images.thumbnails:resize_every_image", 3, 0, 40),

@@ -11,7 +11,7 @@ from typing import Final
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
-from taskmanager.console.figures import clock, compact, rate, share, short, size
+from taskmanager.console.figures import clock, compact, rate, share, short, size, took
 from taskmanager.console.overview import Health, Overview, Problem
 from taskmanager.console.terminal import sections
 from taskmanager.console.terminal.grid import GAP, MARGIN, Grid, Section, cut_front, fit, grid_of, wrapped
@@ -274,6 +274,20 @@ def _paces(overview: Overview, grid: Grid) -> Iterator[Text]:
     name = "last hour" if window_us >= HOUR_US - MINUTE_US else f"last {short(window_us)}"
     yield _pace("last minute", overview.minute, overview.taken_at, grid)
     yield _pace(name, overview.hour, overview.taken_at, grid)
+    if grid.width >= _PACE_WIDTH and overview.ran.p50_us is not None:
+        yield _durations(overview, grid)
+
+
+def _durations(overview: Overview, grid: Grid) -> Text:
+    """Return the line of the last hour that says how long tasks waited and ran; a wide screen has more of it."""
+    line = Text.assemble(MARGIN, (f"{'waited':<{_LABEL}}", "dim"))
+    shown = ("p50", "p95", "p99") if grid.is_wide else ("p50", "p95")
+    for number, durations in enumerate((overview.waited, overview.ran)):
+        if number:
+            line.append("   ran ", "dim")
+        parts = [f"{name} {took(us)}" for name, us in zip(shown, durations, strict=False) if us is not None]
+        line.append(", ".join(parts) or "-")
+    return line
 
 
 def _pace(name: str, pace: Pace, now_us: int, grid: Grid) -> Text:

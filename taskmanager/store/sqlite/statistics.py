@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
 from taskmanager.model.clock import HOUR_US, MINUTE_US
+from taskmanager.rules.figures import Span
 from taskmanager.store.protocol import InstanceRow
 from taskmanager.store.sqlite.claims import free_queues
+from taskmanager.store.sqlite.figures import total
 from taskmanager.store.sqlite.queries import IS_OWNED, OWNED, counts, counts_up_to, hops, paused_queues
 from taskmanager.store.sqlite.schema import version
 from taskmanager.store.sqlite.statements import LIVE_SQL
@@ -76,6 +78,7 @@ def statistics(connection: sqlite3.Connection, now: int) -> Statistics:
         workflow_count=workflow_count,
         workflow_of=workflows_of(connection, [each.task_id for each in started]) if workflows else {},
         last_activity_at=_last_activity(connection),
+        figures=total(connection, Span.MINUTE, now - HOUR_US, now + MINUTE_US),
         size=_size(connection),
     )
 

@@ -240,6 +240,11 @@ def write(database: Path) -> None:
                    definition, template)  # fmt: skip
             connection.execute(f"INSERT INTO taskmanager_schedule_state VALUES ({', '.join('?' * 12)})", row)
         connection.execute("INSERT INTO taskmanager_queues VALUES ('paused-queue', ?)", (NOW - HOUR,))
+        connection.execute(
+            "INSERT INTO taskmanager_figures (span, at, task_name, queue_name, started, completed, failed, waited_1,"
+            " waited_5, ran_3, ran_8) VALUES (60, ?, 'app.jobs:send_mail', 'mail', 100, 90, 10, 95, 5, 90, 10)",
+            (NOW - NOW % MINUTE - 2 * MINUTE,),
+        )
     lock_path(database, DEAD).touch()  # nobody holds it
 
 
