@@ -61,6 +61,15 @@ class Chart(NamedTuple):
     levels: tuple[int, ...]
 
     @property
+    def outlines(self) -> dict[str, str]:
+        """Return the `d` of a path around all parts of each kind: a third of the bytes of as many rectangles."""
+        found: dict[str, list[str]] = {}
+        for each in (piece for slot in self.slots for piece in slot.pieces):
+            width, height = _two(each.width), _two(each.height)
+            found.setdefault(each.kind, []).append(f"M{_two(each.x)} {_two(each.y)}h{width}v{height}h-{width}z")
+        return {kind: "".join(boxes) for kind, boxes in found.items()}
+
+    @property
     def is_empty(self) -> bool:
         """Return whether there is nothing to see."""
         return not any(each.pieces for each in self.slots) and not any(each.parts for each in self.lines)

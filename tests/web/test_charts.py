@@ -84,3 +84,11 @@ def test_value_alone_is_a_short_line() -> None:
     """A polyline of one point would not be seen."""
     (line,) = durations([(None,), (1_000,), (None,)], ("p50",)).lines
     assert line.parts == ("250,120 350,120",)
+
+
+def test_outline_goes_around_each_part_of_its_kind() -> None:
+    """A bar of two parts and a bar of one."""
+    assert bars([(1, 1), (2, 0)], ("good", "bad")).outlines == {
+        "good": "M30 60h240v60h-240zM330 0h240v120h-240z",
+        "bad": "M30 0h240v60h-240z",
+    }
