@@ -409,7 +409,8 @@ class Checks:
             self._judge_outcome(attempts[key])
 
     def _judge_outcome(self, attempt: AttemptRow) -> None:
-        has_begun = self._world.loss_count or self._world.runs.starts[attempt.task_id, attempt.attempt]
+        key, runs = (attempt.task_id, attempt.attempt), self._world.runs
+        has_begun = self._world.loss_count or runs.starts[key] or key in runs.answered
         is_too_late = attempt.error_code == "TASK_TIMEOUT"  # no child has come up for it within its time
         if attempt.outcome in ("COMPLETED", "FAILED") and not has_begun and not is_too_late:
             self._world.fault(f"an attempt has ended, and its code never began: {attempt}")

@@ -130,6 +130,7 @@ async def around(process: "Process", context: TaskContext, call: Callable[[], Aw
             await asyncio.sleep(chance.choice((0.01, 0.5)))
     except asyncio.CancelledError:
         if habit == "swallow":
+            process.world.runs.answered.add((context.task_id, context.attempt))
             return "no value of a task"
         raise
     return value

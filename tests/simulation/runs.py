@@ -59,6 +59,8 @@ class Runs:
         """Starts of one task in one of its lives: a retry asked for by a person begins another one."""
         self.crashed: set[tuple[str, int]] = set()
         """Attempts whose child died."""
+        self.answered: set[tuple[str, int]] = set()
+        """Attempts that middleware has answered for, perhaps before a child was up to run them."""
         self.total = 0
         self._starters: defaultdict[str, set[Process]] = defaultdict(set)
         self._by_the_lost_file: set[str] = set()
