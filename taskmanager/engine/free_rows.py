@@ -47,6 +47,7 @@ class FreeRows:
             return found
         finally:
             if not is_answered:
+                self._life.owes_look = True
                 self.look()
 
     def look(self) -> None:

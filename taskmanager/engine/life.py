@@ -52,6 +52,8 @@ class Life:
     """Who is told of what happens to tasks, if anybody is."""
     has_freed = False
     """Whether rows free in the store may be tasks that were accepted here."""
+    owes_look = False
+    """Whether the next look is a whole one: a write without an answer may have asked for what nobody here has heard."""
     unanswered_claim: ClaimRequest | None = None
     """The claim whose answer is on its way, or was lost."""
 

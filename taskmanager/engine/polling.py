@@ -361,7 +361,8 @@ class Poller:
         asked = self._life.wants_claim.is_set()
         self._life.wants_claim.clear()
         # A look that fails half-way is owed: what it had noticed would not be noticed again.
-        was_owed, self.is_owed = self.is_owed, True
+        was_owed, self.is_owed = self.is_owed or self._life.owes_look, True
+        self._life.owes_look = False
         await claimer.ask_again()
         version = await self._store.data_version()
         changed = was_owed or version != self._version

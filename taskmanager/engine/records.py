@@ -317,7 +317,7 @@ class Queues:
     def __init__(self, engine: Engine) -> None:
         self._store, self._clock, self._intake = engine.store, engine.clock, engine.intake
         self._dispatcher, self._definitions, self._life = engine.dispatcher, engine.definitions, engine.life
-        self._patience = engine.writer.patience
+        self._patience, self._free_rows = engine.writer.patience, engine.free_rows
         self._has_told = False
 
     async def set_paused(self, name: str, paused: bool) -> None:
@@ -335,7 +335,7 @@ class Queues:
             logger.warning(text, name, what, did_you_mean(name, known))
 
     async def _write_paused(self, name: str, paused: bool) -> None:
-        await self._store.set_paused(name, paused, self._clock.now_us())
+        await self._free_rows.answer_of(self._store.set_paused(name, paused, self._clock.now_us()))
         self._dispatcher.set_paused(name, paused)
         self._life.kick()
 

@@ -107,7 +107,8 @@ class Workflows:
             return False
         self._free_rows.look()  # who waits for a task that has ended with it is told then
         async with self._claiming:  # the answer to a claim may have been made before the request
-            for task_id in await self._store.fetch_cancel_requests(self._identity.instance_id):
+            asked = self._store.fetch_cancel_requests(self._identity.instance_id)
+            for task_id in await self._free_rows.answer_of(asked):
                 if (live := self._live.get(task_id)) is not None:
                     self._life.cancel(live)
         return True

@@ -139,6 +139,20 @@ async def between(manager: TaskManager, store: Store, work: Any) -> str:
     return task_id
 
 
+async def test_pause_without_an_answer_holds_where_it_was_asked_for_too() -> None:
+    """It is in the file, so every other instance hears of it. Its own writes are no news to this one."""
+    manager, log = manager_of(), list[str]()
+    work = persisted(manager, log)
+    async with world_of(manager) as (world, store):
+        store.fail("set_paused", after=True)
+        with pytest.raises(StoreUnavailable):
+            await manager.pause("default")
+        await world.advance(1)
+        work.enqueue("a")
+        await world.advance(1)
+        assert log == []
+
+
 async def test_a_started_row_waits_when_its_queue_was_paused_meanwhile() -> None:
     """A pause that has come back lets nothing start. The row is put back with its count, and starts again later."""
     manager = manager_of()

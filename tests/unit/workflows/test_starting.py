@@ -1,7 +1,7 @@
 """The start of a node: its inputs are read when it is committed, and its code runs only if its workflow lives."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,23 @@ async def test_start_without_an_answer_may_have_started(is_cancelled: bool) -> N
             await asyncio.ensure_future(world.manager.start_workflow(wf, workflow_id="w"))
         assert (await world.manager.workflow("w").result(timeout=60)).ok_value == 6
         assert (await world.manager.start_workflow(wf, workflow_id="w")).is_duplicate
+
+
+@pytest.mark.parametrize("fault", [Fault.fail, Fault.cancel])
+@pytest.mark.parametrize("verb", ["cancel_workflow", "fetch_cancel_requests"])
+async def test_cancel_without_an_answer_ends_what_runs(verb: str, fault: Callable[..., Fault]) -> None:
+    """The request is in the file, and no other instance writes, which would make this one look there."""
+    async with faulty() as (world, store, jobs):
+        wf = Workflow("import")
+        wf.add(jobs.wait, "a")
+        handle = await world.manager.start_workflow(wf)
+        await world.idle()
+        assert jobs.began == ["a"]
+        store.plan.append(fault(store.calls.count(verb) + 1, verb=verb, after=True))
+        with pytest.raises((StoreUnavailable, asyncio.CancelledError)):
+            await asyncio.ensure_future(handle.cancel())
+        await world.advance(1)
+        assert await handle.status() == "CANCELLED"
 
 
 async def test_stop_while_the_store_cannot_be_read_frees_the_task() -> None:
