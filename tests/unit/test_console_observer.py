@@ -314,6 +314,12 @@ class _Pace(msgspec.Struct, forbid_unknown_fields=True):
     failed_count: int
 
 
+class _Durations(msgspec.Struct, forbid_unknown_fields=True):
+    p50_us: int | None
+    p95_us: int | None
+    p99_us: int | None
+
+
 class _Status(msgspec.Struct, forbid_unknown_fields=True):
     taken_at: str
     problems: list[dict[str, str]]
@@ -322,6 +328,8 @@ class _Status(msgspec.Struct, forbid_unknown_fields=True):
     queues: list[dict[str, Any]]
     minute: _Pace
     hour: _Pace
+    waited: _Durations
+    ran: _Durations
     running: list[dict[str, Any]]
     slowest: list[dict[str, Any]]
     most_failing: list[dict[str, Any]]

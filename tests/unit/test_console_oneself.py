@@ -15,7 +15,7 @@ from taskmanager.console.oneself import InstanceObserver
 from taskmanager.console.overview import Overview
 from taskmanager.console.terminal.live import Region
 from taskmanager.console.terminal.screen import Focus, Screen, screen_lines
-from taskmanager.model.clock import HOUR_US, MINUTE_US
+from taskmanager.model.clock import HOUR_US, MINUTE_US, SystemClock
 from taskmanager.model.record import TaskWrite
 from taskmanager.model.schedule import ScheduleDeclaration
 from taskmanager.store.memory import MemoryStore
@@ -195,9 +195,17 @@ async def overview_of(store: Store) -> StoreOverview:
     assert report == CommitReport({}, {})
     await store.set_paused("mail", True, NOW)
     await store.declare_schedules([ScheduleDeclaration("s", "h", "job", "every 5 s", "{}", NOW + 5)], OTHER, NOW)
+    await store.add_figures()
     found = store.overview(NOW, counts_all=True)
     await store.close()
     return found
+
+
+class Late(SystemClock):
+    """A clock that stands at the moment of the look."""
+
+    def now_us(self) -> int:
+        return NOW
 
 
 MINUTE, HOUR = Pace(NOW - MINUTE_US, 4, 2), Pace(NOW - HOUR_US, 4, 2)
@@ -227,11 +235,16 @@ TOLD = Statistics(
 
 async def test_both_stores_tell_the_same(tmp_path: Path) -> None:
     """All that the console asks. Only a file has a size, and a schema that another version may have made."""
-    memory, file = await overview_of(MemoryStore()), await overview_of(SqliteStore(tmp_path / "tasks.db"))
-    size = file.statistics.size
+    memory = await overview_of(MemoryStore(clock=Late()))
+    file = await overview_of(SqliteStore(tmp_path / "tasks.db", clock=Late()))
+    size, figures = file.statistics.size, file.statistics.figures
     assert size.schema_version >= 1
-    assert memory.statistics == TOLD
-    assert replace(file.statistics, size=TOLD.size) == TOLD
+    assert figures is not None
+    # Of the last hour: one has completed before, and one has failed twice, without a retry in between.
+    assert (figures.completed, figures.failed, figures.interrupted, figures.ended_count) == (1, 2, 1, 4)
+    told = replace(TOLD, figures=figures)
+    assert memory.statistics == told
+    assert replace(file.statistics, size=TOLD.size) == told
     assert file.counts == memory.counts
     assert {status: count for status, count in file.counts.items() if count} == {
         TaskStatus.PENDING: 1,

@@ -65,6 +65,28 @@ async def test_old_records_are_deleted_in_batches_and_the_file_shrinks(stage: An
     assert scene.query("PRAGMA freelist_count") == [(0,)]
 
 
+async def test_figures_go_after_two_days_and_after_thirty(stage: Any) -> None:
+    """By minute and by hour, without a setting. What lies days ahead is of a clock that was, and would never be old."""
+    never = RecoveryConfig(
+        heartbeat_retention_hours=None, worker_state_retention_hours=None, terminal_record_retention_hours=None
+    )
+    scene = await stage(recovery=never)
+    kept = {(60, -47), (60, 0), (60, 23), (3600, -719), (3600, -49), (3600, 23)}
+    gone = {(60, -49), (60, 25), (3600, -721), (3600, 25), (60, 200_000)}
+    with closing(sqlite3.connect(scene.db)) as connection, connection:
+        for span, hours in kept | gone:
+            at = NOW_US // HOUR_US * HOUR_US + hours * HOUR_US
+            for number in range(3):
+                connection.execute(
+                    "INSERT INTO taskmanager_figures (span, at, task_name, queue_name) VALUES (?, ?, ?, 'default')",
+                    (span, at, f"job {number}"),
+                )
+    await scene.duties._retention.run_once()
+    found = scene.query("SELECT span, at FROM taskmanager_figures")
+    hours_of = [(span, (at - NOW_US // HOUR_US * HOUR_US) // HOUR_US) for span, at in found]
+    assert {each: hours_of.count(each) for each in hours_of} == dict.fromkeys(kept, 3)
+
+
 async def test_a_start_whose_clock_is_ahead_deletes_no_history(stage: Any, tmp_path: Path) -> None:
     """A container that boots with a wrong clock, or an application that was not used for long: a day tells which."""
     scene = await stage()
