@@ -8,7 +8,7 @@ import click
 
 from taskmanager.cli.database import SHOWN_IDS, read, write
 from taskmanager.cli.options import answer, answer_json, draw, file_options, screen
-from taskmanager.console.acts import act_on_workflow, failed_tasks, retry_workflow
+from taskmanager.console.acts import act_on_workflow, failed_tasks, retry_workflow, told_of_workflow
 from taskmanager.console.documents import view_document, workflow_document
 from taskmanager.console.outlook import workflow_outlook
 from taskmanager.engine.instance import is_dead
@@ -39,7 +39,6 @@ Examples:
 
 A beginning or an end of the id is enough, if no other workflow shares it.
 """
-_DONE: Final = {"pause": "is paused", "resume": "goes on", "cancel": "is cancelled"}
 
 
 class Status(click.Choice[str]):
@@ -114,11 +113,8 @@ def _act(action: str, workflow_id: str, db: Path, *, as_json: bool) -> None:
     is_done, status = write(db, lambda store: act_on_workflow(store, action, workflow_id, SystemClock()))
     if not is_done:
         raise StoreError(f"workflow {workflow_id} is {status}; there is nothing to {action}, and nothing was changed")
-    said = _DONE[action]
-    if action == "cancel" and status != "CANCELLED":
-        said = "was asked to stop, and ends with what still runs of it"
     document = {"workflow_id": workflow_id, "status": status}
-    answer(document, f"workflow {workflow_id} {said}", as_json=as_json)
+    answer(document, f"workflow {workflow_id} {told_of_workflow(action, status)}", as_json=as_json)
 
 
 def _retry(view: WorkflowView, db: Path, *, as_json: bool) -> None:

@@ -223,6 +223,14 @@ async def act_on_workflow(store: Store, action: str, workflow_id: str, clock: Cl
     return advance is not None, "gone" if row is None else row.status
 
 
+def told_of_workflow(action: str, status: str) -> str:
+    """Return what has become of a workflow to which `act_on_workflow` has done something."""
+    if action == "cancel":
+        is_ended = status == "CANCELLED"
+        return "is cancelled" if is_ended else "was asked to stop, and ends with what still runs of it"
+    return "is paused" if action == "pause" else "goes on"
+
+
 def failed_tasks(view: WorkflowView) -> dict[str, int]:
     """Return the tasks of the failed nodes with the counts of their starts, those in child workflows too."""
     found = {}

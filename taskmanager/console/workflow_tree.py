@@ -37,9 +37,14 @@ class Branch:
 
 def counts_of(nodes: Sequence[NodeRow]) -> dict[str, int]:
     """Return how many nodes are `completed`, `failed`, `running`, `waiting` and `skipped`, without zeros."""
-    found = Counter(
-        node.status.lower() if node.status in ENDED_NODE or node.status == "RUNNING" else "waiting" for node in nodes
-    )
+    return counts_of_statuses(Counter(node.status for node in nodes))
+
+
+def counts_of_statuses(counts: Mapping[str, int]) -> dict[str, int]:
+    """Do the same with the number of nodes of each status."""
+    found: Counter[str] = Counter()
+    for status, number in counts.items():
+        found[status.lower() if status in ENDED_NODE or status == "RUNNING" else "waiting"] += number
     return {word: found[word] for word in ("completed", "failed", "running", "waiting", "skipped") if found[word]}
 
 
@@ -55,11 +60,12 @@ def _function(node: NodeRow) -> str:
     return node.task_name.rpartition(":")[2] or node.task_name
 
 
-def tree_of(nodes: Sequence[NodeRow]) -> list[Branch]:
-    """Return the branches that depend on nothing."""
+def tree_of(nodes: Sequence[NodeRow], most: int | None = None) -> list[Branch]:
+    """Return the branches that depend on nothing. Of a tree with more than `most` branches, leave out the last ones."""
     needs = {node.task_index: _needs(node) for node in nodes}
     branch_of: dict[int, Branch] = {}
     roots: list[Branch] = []
+    made = 0
     for depth, level in enumerate(_levels(nodes, needs)):
         alike: defaultdict[tuple[Any, ...], list[NodeRow]] = defaultdict(list)
         for node in level:
@@ -67,9 +73,12 @@ def tree_of(nodes: Sequence[NodeRow]) -> list[Branch]:
             alike[before, node.task_name, node.queue_name, node.is_subworkflow].append(node)
         for (before, *_), group in alike.items():
             shared = [group] if len(group) > MOST_ALIKE else [[node] for node in group]
+            made += len(shared)
             for branch in [Branch(each, depth) for each in shared]:
                 branch_of |= dict.fromkeys([node.task_index for node in branch.nodes], branch)
                 _place(branch, before, roots)
+        if most is not None and made >= most:
+            break
     return roots
 
 

@@ -25,6 +25,8 @@ from taskmanager.web import (
     schedules,
     task,
     tasks,
+    workflow,
+    workflows,
 )
 from taskmanager.web.assets import asset
 from taskmanager.web.guard import Guard, check_auth
@@ -43,6 +45,8 @@ PAGES: Final[tuple[tuple[str, Page], ...]] = (
     ("/failures", failures.show),
     ("/schedules", schedules.show),
     ("/queues", queues.show),
+    ("/workflows", workflows.show),
+    ("/workflows/{workflow_id:path}", workflow.show),
     ("/instances", instances.show),
 )
 """What is only looked at: the address, and the function that answers. All viewers of a second share what it draws.
@@ -63,6 +67,10 @@ ANSWERS: Final[tuple[tuple[str, Page, str], ...]] = (
     ("/schedules/pause", schedules.pause, "POST"),
     ("/schedules/resume", schedules.resume, "POST"),
     ("/schedules/run", schedules.run, "POST"),
+    ("/workflows/{workflow_id:path}/pause", workflow.pause, "POST"),
+    ("/workflows/{workflow_id:path}/resume", workflow.resume, "POST"),
+    ("/workflows/{workflow_id:path}/cancel", workflow.cancel, "POST"),
+    ("/workflows/{workflow_id:path}/retry", workflow.retry, "POST"),
     ("/queues/pause", queues.pause, "POST"),
     ("/queues/resume", queues.resume, "POST"),
     ("/instances/recover", instances.recover, "POST"),

@@ -215,6 +215,11 @@ def tone(name: str) -> str:
     return _TONES.get(name, "calm")
 
 
+def sign(name: str) -> str:
+    """Return the sign of a status."""
+    return _SIGNS[tone(name)]
+
+
 def _environment_of_pages() -> Environment:
     made = Environment(
         loader=PackageLoader("taskmanager.web"),
@@ -224,7 +229,7 @@ def _environment_of_pages() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "ago": ago, "asset": address_of, "elapsed": elapsed, "left": left, "status": status, "tone": tone,
+        "ago": ago, "asset": address_of, "elapsed": elapsed, "left": left, "status": status, "tone": tone, "sign": sign,
         "plain": escaped, "lines": escaped_lines,
         "compact": figures.compact, "size": figures.size, "took": figures.took, "exact": figures.exact,
         "precise": figures.precise, "iso": figures.iso, "segment": segment, "query": query_of,

@@ -11,13 +11,13 @@ from taskmanager.store.sqlite.reading import snapshot
 _WORKFLOW: Final = ", ".join(f"w.{name}" for name in WorkflowRow._fields)
 _LISTED: Final = ", ".join("NULL" if name == "result" else f"w.{name}" for name in WorkflowRow._fields)
 _NODES: Final = "taskmanager_workflow_tasks AS n LEFT JOIN taskmanager_tasks AS t ON t.id = n.task_id"
-# Also while it waits for a retry, or sleeps.
-_HAS_BEGUN: Final = "t.started_at IS NOT NULL OR t.next_retry_at IS NOT NULL OR t.snooze_count > 0"
-_IS_ENQUEUED: Final = "n.status IN ('ENQUEUED', 'RUNNING', 'COMPLETED', 'FAILED')"
+HAS_BEGUN: Final = "t.started_at IS NOT NULL OR t.next_retry_at IS NOT NULL OR t.snooze_count > 0"
+"""Also while it waits for a retry, or sleeps."""
+IS_ENQUEUED: Final = "n.status IN ('ENQUEUED', 'RUNNING', 'COMPLETED', 'FAILED')"
 _SEEN: Final = {
-    "task_id": f"iif({_IS_ENQUEUED}, n.task_id, NULL)",
-    "status": f"iif(n.status = 'ENQUEUED' AND ({_HAS_BEGUN}), 'RUNNING', n.status)",
-    "started_at": f"iif({_IS_ENQUEUED}, coalesce(n.started_at, t.started_at), n.started_at)",
+    "task_id": f"iif({IS_ENQUEUED}, n.task_id, NULL)",
+    "status": f"iif(n.status = 'ENQUEUED' AND ({HAS_BEGUN}), 'RUNNING', n.status)",
+    "started_at": f"iif({IS_ENQUEUED}, coalesce(n.started_at, t.started_at), n.started_at)",
 }
 """Whether a node runs is what the row of its task says: a start writes nothing here. A node that was reopened still has
 the task of its earlier run.
