@@ -12,7 +12,8 @@ from taskmanager.web.filters import read_filter
 from taskmanager.web.render import View
 from taskmanager.web.site import site_of
 
-LOOK_S: Final = 0.06
+LOOK_S: Final = 0.05
+MAX_KINDS: Final = 100
 SINCE: Final = (("", "any time"), ("1h", "last hour"), ("1d", "last day"), ("7d", "last 7 days"))
 
 
@@ -30,7 +31,7 @@ async def show(request: Request) -> View:
     asked = read_filter(request.query_params.multi_items(), source.clock.now_us())
     if asked.faults:
         return View("failures.html", {"asked": asked, "found": None, "kinds": [], "sinces": SINCE}, 400)
-    found = await source.look(failure_groups, LOOK_S, asked.since_us)
+    found = await source.look(failure_groups, LOOK_S, asked.since_us, MAX_KINDS)
     kinds = [_kind(group, asked.since) for group in found.groups]
     values = {
         "asked": asked,

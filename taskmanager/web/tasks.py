@@ -21,7 +21,7 @@ from taskmanager.model.record import TaskRow, UnreadableRow
 from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
 from taskmanager.model.wording import why
 from taskmanager.store.sqlite.queries import SUMMARY, fetch_ids
-from taskmanager.store.sqlite.scanning import Counted, count_up_to, scan
+from taskmanager.store.sqlite.scanning import Counted, Scanned, count_up_to, scan
 from taskmanager.store.sqlite.search import Search, error_messages, memory_only
 from taskmanager.store.sqlite.workflow_views import workflows_of
 from taskmanager.store.statistics import OwnWorkflow
@@ -142,12 +142,21 @@ def look(
         news_count = 0 if after is not None else sum(_place(row) > _place(kept[0]) for row in rows)
         has_more = reached is not None or any(_place(row) < _place(kept[-1]) for row in rows)
         rows, reached = kept, _place(kept[-1]) if has_more else None
-    total = None if search.text is not None else count_up_to(connection, search, budget_s=COUNT_S)
+    total = _total(connection, search, scanned, after)
     messages = error_messages(connection, [row.task_id for row in rows], MAX_CHARS)
     workflows = workflows_of(connection, [row.task_id for row in rows if row.is_workflow_task])
     lines = tuple(Line(row, _fault(row, messages), workflows.get(row.task_id)) for row in rows)
     is_full = len(rows) >= PAGE or bool(held)
     return Listing(lines, reached, is_full, total, news_count, _unseen(connection, database, search))
+
+
+def _total(connection: sqlite3.Connection, search: Search, scanned: Scanned, after: Cursor | None) -> Counted | None:
+    """Return how many tasks fit. What the page shows may be all of them; and a long search is not begun again."""
+    if after is None and len(scanned.rows) < PAGE:
+        return Counted(len(scanned.rows), scanned.reached is not None)
+    if search.text is not None or (len(scanned.rows) < PAGE and scanned.reached is not None):
+        return None
+    return count_up_to(connection, search, budget_s=COUNT_S)
 
 
 def _kept(connection: sqlite3.Connection, held: Sequence[str]) -> list[TaskRow]:
