@@ -24,6 +24,8 @@ PAGES: Final[Mapping[str, Address]] = {
     "tasks-failed": lambda _: "tasks?status=FAILED&since=7d",
     "tasks-hostile": lambda _: f"tasks?{urlencode({'text': HOSTILE['markup'], 'tag': 'hostile:markup'})}",
     "tasks-none": lambda _: "tasks?task=nobody:knows",
+    "failures": lambda _: "failures",
+    "failures-since": lambda _: "failures?since=1h",
     "queues": lambda _: "queues",
     "instances": lambda _: "instances",
     "task-failed": one_task("task_name = 'shop.orders:charge' AND status = 'FAILED'"),

@@ -1,0 +1,142 @@
+"""The list of tasks: a person filters it, is at it while tasks arrive, and acts on one task or on all of the filter."""
+
+import sqlite3
+from contextlib import closing
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Visit
+from tests.browser.serving import Served
+from tests.browser.visiting import is_look
+from tests.web.rows import multiply
+
+
+def ids_in(page: Page) -> list[str | None]:
+    """The ids of the rows, from the top."""
+    return [row.get_attribute("data-id") for row in page.locator("tr[data-id]").all()]
+
+
+def count(served: Served, status: str) -> int:
+    """How many tasks of the file have that status."""
+    found: int = served.one("SELECT count(*) FROM taskmanager_tasks WHERE status = ?", status)
+    return found
+
+
+def make_many_failures(served: Served, many: int) -> int:
+    """Let the file have so many failed tasks more, and return how many there are."""
+    newest = "UPDATE taskmanager_tasks SET sent_at = sent_at + 1000000000 WHERE id = ?"
+    with closing(sqlite3.connect(served.server.database)) as connection, connection:
+        connection.execute(newest, (failed(served),))
+    multiply(served.server.database.parent, many)
+    return count(served, "FAILED")
+
+
+def failed(served: Served) -> str:
+    return served.task_id("task_name = 'shop.orders:charge' AND status = 'FAILED'")
+
+
+@pytest.mark.parametrize("has_script", [True, False])
+def test_filter_is_an_address_that_can_be_sent(visit: Visit, of_file: Served, has_script: bool) -> None:
+    """It holds what was asked for, and nothing that was left empty."""
+    with visit(of_file.url, has_script=has_script) as visitor:
+        page = visitor.go("tasks")
+        page.get_by_text("Failed", exact=True).first.click()
+        page.get_by_label("Function").fill("shop.orders:charge")
+        page.get_by_role("button", name="Show").click()
+        expect(page.locator("tr[data-id]").first).to_contain_text("PAYMENT_REFUSED")
+        assert urlsplit(page.url).query == "status=FAILED&task=shop.orders%3Acharge"
+        expect(page.get_by_label("Failed")).to_be_checked()
+
+
+def test_list_does_not_move_under_the_pointer(visit: Visit, of_shop: Served) -> None:
+    """What arrives meanwhile is counted, and comes in when the pointer has left."""
+    with visit(of_shop.url) as visitor:
+        page = visitor.go("tasks")
+        before = ids_in(page)
+        page.locator("tr[data-id]").nth(2).hover()
+        new = [of_shop.tell("resize", {"args": [f"new-{number}.jpg", 320]}) for number in range(2)]
+        expect(page.get_by_role("link", name="2 new")).to_be_visible()
+        assert ids_in(page) == before
+        page.get_by_role("heading", level=1).hover()
+        expect(page.get_by_role("link", name="2 new")).to_have_count(0)
+        assert ids_in(page)[:2] == new[::-1]
+
+
+def test_list_that_has_the_focus_shows_how_its_rows_go_on(visit: Visit, of_shop: Served) -> None:
+    """A row keeps its place while its status changes."""
+    with visit(of_shop.url) as visitor:
+        page = visitor.go("tasks?status=RUNNING&task=shop.reports:build")
+        before = ids_in(page)
+        page.locator("tr[data-id] a").first.focus()
+        of_shop.tell("gate")
+        expect(page.locator("tr[data-id]").first).to_contain_text("Completed")
+        assert ids_in(page) == before
+
+
+def test_older_page_keeps_its_rows(visit: Visit, of_shop: Served) -> None:
+    """Who reads page two reads on, whatever arrives on page one."""
+    with visit(of_shop.url) as visitor:
+        page = visitor.go("tasks")
+        page.get_by_role("link", name="Older").click()
+        expect(page.get_by_role("link", name="Newest")).to_be_visible()
+        before = ids_in(page)
+        of_shop.tell("resize", {"args": ["new.jpg", 320]})
+        page.wait_for_event("response", lambda response: is_look(response) and response.status in (200, 304))
+        assert ids_in(page) == before
+
+
+def test_row_is_retried_by_a_key_after_a_question(visit: Visit, of_own_file: Served) -> None:
+    """And the list is there again, with a sentence about it."""
+    with visit(of_own_file.url) as visitor:
+        page = visitor.go("tasks?status=FAILED&task=shop.orders:charge")
+        before = count(of_own_file, "FAILED")
+        page.get_by_role("region", name="Tasks").focus()
+        page.keyboard.press("j")
+        page.keyboard.press("r")
+        page.get_by_role("dialog").get_by_role("button", name="Yes").click()
+        expect(page.get_by_role("status").first).to_contain_text("waits, and runs as soon as an instance has room")
+        assert urlsplit(page.url).query == "status=FAILED&task=shop.orders%3Acharge"
+        assert count(of_own_file, "FAILED") == before - 1
+
+
+@pytest.mark.parametrize("has_script", [True, False])
+def test_all_tasks_of_a_filter_are_retried_page_by_page(visit: Visit, of_own_file: Served, has_script: bool) -> None:
+    """With scripts the pages follow each other; without them each has a button."""
+    total = make_many_failures(of_own_file, 1_700)
+    with visit(of_own_file.url, has_script=has_script) as visitor:
+        page = visitor.go("tasks?status=FAILED")
+        page.get_by_role("link", name="Retry all").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text(f"Retry {total:,} failed tasks?")
+        page.get_by_role("button", name="Retry").click()
+        ended: Any = page.get_by_role("heading", name=f"{total:,} tasks retried")
+        while not has_script and not ended.is_visible():
+            page.get_by_role("button", name="Go on").click()
+        expect(ended).to_be_visible()
+    assert count(of_own_file, "FAILED") == 0
+
+
+def test_retry_of_many_tasks_is_stopped_by_a_link(visit: Visit, of_own_file: Served) -> None:
+    """What was not done yet is left as it was."""
+    total = make_many_failures(of_own_file, 30_000)
+    with visit(of_own_file.url) as visitor:
+        page = visitor.go("bulk/retry?status=FAILED")
+        page.get_by_role("button", name="Retry").click()
+        page.get_by_role("link", name="Stop").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Tasks")
+    assert 0 < count(of_own_file, "FAILED") < total
+
+
+@pytest.mark.parametrize("kind", ["CSV", "JSON"])
+def test_list_is_saved_as_a_file(visit: Visit, of_file: Served, kind: str) -> None:
+    """With the filter of the list."""
+    with visit(of_file.url) as visitor:
+        page = visitor.go("tasks?status=FAILED&task=shop.orders:charge")
+        with page.expect_download() as download:
+            page.get_by_role("link", name=kind).click()
+        assert download.value.suggested_filename.endswith(kind.lower())
+        content = download.value.path().read_text("utf-8-sig")
+        assert failed(of_file) in content
+        assert content.count("shop.orders:charge") == len(ids_in(page))
