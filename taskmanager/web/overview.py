@@ -62,12 +62,22 @@ def values_of(overview: Overview) -> Mapping[str, object]:
     """Return what the template writes."""
     return {
         "overview": overview,
+        "sentences": sentences_of(overview),
         "tiles": tiles_of(overview),
         "running": overview.running[:MAX_RUNNING],
         "queues": sorted(overview.queues[:MAX_ROWS], key=lambda each: each.queue_name),
         "max_rows": MAX_ROWS,
         "troubles": troubles_of(overview)[:MAX_ROWS],
     }
+
+
+def sentences_of(overview: Overview) -> list[str]:
+    """Return the texts of the problems as sentences. The name of an instance at the beginning stays as it is."""
+    names = tuple(f"{each.name} " for each in overview.instances)
+    return [
+        each.text if each.text.startswith(names) else f"{each.text[:1].upper()}{each.text[1:]}"
+        for each in overview.problems
+    ]
 
 
 def tiles_of(overview: Overview) -> tuple[Tile, ...]:

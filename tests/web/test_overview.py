@@ -9,8 +9,8 @@ import pytest
 from taskmanager import TaskManager, current_task
 from taskmanager.console.overview import NO_COUNTS
 from taskmanager.model.states import TaskStatus
-from taskmanager.web.overview import MAX_COUNTED, MAX_ROWS, tiles_of, troubles_of, values_of
-from tests.unit.console_overviews import BUSY, EMPTY, queue
+from taskmanager.web.overview import MAX_COUNTED, MAX_ROWS, sentences_of, tiles_of, troubles_of, values_of
+from tests.unit.console_overviews import BAD_DAY, BUSY, EMPTY, queue
 from tests.web.visitor import manager_on, visit
 
 pytestmark = pytest.mark.anyio
@@ -21,7 +21,7 @@ async def test_empty_file_says_what_to_do_and_nothing_of_problems(tmp_path: Path
     manager = manager_on(tmp_path)
     async with manager, visit(manager) as visitor:
         page = await visitor.text("")
-    assert "No task runs." in page
+    assert "There is no task yet." in page
     assert 'class="problems"' not in page
 
 
@@ -99,7 +99,12 @@ async def test_failure_links_to_its_task(tmp_path: Path) -> None:
 async def test_stretch_of_the_charts_is_part_of_the_address(tmp_path: Path) -> None:
     """So that it can be sent to a colleague; an unknown one means the hour."""
     manager = manager_on(tmp_path)
+
+    @manager.task(persist=True)
+    async def send() -> None: ...
+
     async with manager, visit(manager) as visitor:
+        await send.enqueue()
         assert "The last day" in await visitor.text("?span=day")
         assert "The last hour" in await visitor.text("?span=1%27%20OR%201")
 
@@ -141,3 +146,10 @@ def test_fullest_queues_are_shown_by_name() -> None:
     queues = tuple(queue(f"q{number}", 0, 9 - number) for number in (2, 1, 3, 4, 5, 6, 7, 8, 0))
     shown = values_of(replace(EMPTY, queues=queues))["queues"]
     assert shown == sorted(queues[:MAX_ROWS], key=lambda each: each.queue_name)
+
+
+def test_problem_begins_as_a_sentence_but_no_name_is_changed() -> None:
+    """An instance that is called web is not called Web."""
+    paused = BAD_DAY.problems[0]._replace(text="queue mail is paused")
+    overview = replace(BAD_DAY, problems=(BAD_DAY.problems[0], paused))
+    assert sentences_of(overview) == [BAD_DAY.problems[0].text, "Queue mail is paused"]
