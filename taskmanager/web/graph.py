@@ -12,13 +12,15 @@ from typing import Final, NamedTuple
 
 from taskmanager.console.workflow_tree import Branch
 
-MAX_BOXES: Final = 200
+MAX_BOXES: Final = 120
 MAX_LINES: Final = 1_000
 """Lines that are drawn. A graph with more is a black surface."""
 MAX_BENDS: Final = 600
 """Places that lines have in the columns that they pass. Beyond that they pass behind the boxes."""
-BOX_WIDTH: Final = 208
-BOX_HEIGHT: Final = 46
+BOX_WIDTH: Final = 212
+BOX_HEIGHT: Final = 50
+SHADOW: Final = 6
+"""What stands behind the box of many nodes, or of a workflow, is seen by so much at its right and below it."""
 GAP_X: Final = 60
 GAP_Y: Final = 14
 BEND_HEIGHT: Final = 4
@@ -201,11 +203,11 @@ def _stacked(column: Sequence[_Place], wanted: Sequence[float]) -> Iterator[tupl
 
 def _path(way: Sequence[_Place], heights: Mapping[_Place, float], source: Box, target: Box) -> str:
     """Return the curve from the right side of a box to the left side of another, through the places between."""
-    points = [(source.x + source.width, source.y + source.height // 2)]
+    points = [(source.x + source.width - SHADOW, source.y + (source.height - SHADOW) // 2 + 1)]
     for place in way[1:-1]:
         left, height = MARGIN + place.column * (BOX_WIDTH + GAP_X), round(heights[place])
         points += [(left, height), (left + BOX_WIDTH, height)]
-    points.append((target.x, target.y + target.height // 2))
+    points.append((target.x + 1, target.y + (target.height - SHADOW) // 2 + 1))
     parts = [f"M{points[0][0]} {points[0][1]}"]
     for number, ((x, y), (to_x, to_y)) in enumerate(pairwise(points)):
         middle = (x + to_x) // 2

@@ -43,7 +43,7 @@ from taskmanager.web.graph import MAX_BOXES, Box, Layout, layout_of
 from taskmanager.web.render import View, done, refuse, segment, up_of
 from taskmanager.web.site import Site, site_of
 
-MAX_ROWS: Final = 200
+MAX_ROWS: Final = 100
 MAX_FAILED: Final = 5
 MAX_LIKE: Final = 20
 MAX_PLANS: Final = 32
@@ -117,9 +117,10 @@ class Node(NamedTuple):
 async def show(request: Request) -> View | Response:
     """Show a workflow. A part of its id leads to it."""
     site, wanted = site_of(request), request.path_params["workflow_id"]
-    found = await site.source.look(_look, site.source.database, wanted)
+    start = _start_of(request.query_params.get("from", ""))
+    found = await site.source.look(_look, site.source.database, wanted, start)
     if found is not None:
-        return View("workflow.html", _page(site, found))
+        return View("workflow.html", _page(site, found) | {"start": start, "max_rows": MAX_ROWS})
     like = await site.source.look(workflow_ids_like, wanted.strip(), MAX_LIKE + 1)
     if len(like) == 1:
         return RedirectResponse(f"{up_of(request)}workflows/{segment(like[0])}", 307)
@@ -130,13 +131,17 @@ async def show(request: Request) -> View | Response:
     return refuse(request, 404, f"there is no workflow {cut(wanted, MAX_CHARS)}", cure)
 
 
-def _look(connection: sqlite3.Connection, database: Path | None, workflow_id: str) -> Found | None:
+def _start_of(text: str) -> int | None:
+    """Return the first index that the table shows in the order of the graph; None: what matters most comes first."""
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
+
+
+def _look(connection: sqlite3.Connection, database: Path | None, workflow_id: str, start: int | None) -> Found | None:
     head = workflow_head(connection, workflow_id)
     if head is None:
         return None
     layout, statuses = _plans.of(connection, head.row), node_statuses(connection, workflow_id)
-    rank = {status: number for number, status in enumerate(_ORDER)}
-    rows = sorted(sorted(statuses, key=lambda each: (rank.get(statuses[each], 0), each))[:MAX_ROWS])
+    rows = _rows_of(statuses) if start is None else sorted(statuses)[start : start + MAX_ROWS]
     drawn = {box.indexes[0] for box in layout.boxes if len(box.indexes) == 1}
     about = nodes_about(connection, workflow_id, drawn | set(rows))
     named = {index for each in about.values() for index in _after(each)[:_AFTER_SHOWN]}
@@ -155,6 +160,12 @@ def _look(connection: sqlite3.Connection, database: Path | None, workflow_id: st
     )
 
 
+def _rows_of(statuses: Mapping[int, str]) -> list[int]:
+    """Return the nodes that matter most, in the order of the graph."""
+    rank = {status: number for number, status in enumerate(_ORDER)}
+    return sorted(sorted(statuses, key=lambda each: (rank.get(statuses[each], 0), each))[:MAX_ROWS])
+
+
 def _after(about: NodeAbout) -> list[int]:
     """Return the first of the nodes that it depends on. The text may be a beginning."""
     return [int(each) for each in _AFTER.findall(about.dependencies)]
@@ -165,6 +176,8 @@ def _page(site: Site, found: Found) -> dict[str, Any]:
     counts = Counter(found.statuses.values())
     code, message = stored_error(row.error)
     has_result = row.status == "COMPLETED" and row.output_task_index is not None
+    boxes = [_shown(box, found, now_us) for box in found.layout.boxes]
+    nodes = list(_nodes(found, now_us))
     return {
         "row": row,
         "why": why(code, message, max_chars=MAX_CHARS) if code else "",
@@ -175,13 +188,23 @@ def _page(site: Site, found: Found) -> dict[str, Any]:
         "result": values.result(found.head.result, is_hidden=site.hide_arguments) if has_result else None,
         "took_all": "" if row.completed_at is None else exact(row.completed_at - row.sent_at),
         "layout": found.layout,
-        "boxes": [_shown(box, found, now_us) for box in found.layout.boxes],
-        "failed": [each for each in _nodes(found, now_us) if each.about.status == "FAILED"][:MAX_FAILED],
+        "boxes": boxes,
+        "lines": _lines(found.layout, boxes),
+        "failed": [each for each in nodes if each.about.status == "FAILED"][:MAX_FAILED],
         "failed_count": counts["FAILED"],
-        "nodes": list(_nodes(found, now_us)),
+        "nodes": nodes,
         "is_open": row.status not in ENDED_WORKFLOW,
         "can_retry": counts["FAILED"] > 0,
     }
+
+
+def _lines(layout: Layout, boxes: Sequence[Shown]) -> dict[str, str]:
+    """Return the lines behind boxes that are complete, and all others, each as one path."""
+    done = [boxes[each.source].status == "COMPLETED" for each in layout.edges]
+    paths = {"done": "", "open": ""}
+    for is_done, edge in zip(done, layout.edges, strict=True):
+        paths["done" if is_done else "open"] += edge.path
+    return paths
 
 
 def _shown(box: Box, found: Found, now_us: int) -> Shown:
