@@ -40,7 +40,7 @@ from taskmanager.task import Submitter
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
 LINKING: Final = (*PAGES, *sorted((ROOT / "examples").rglob("*.md")))
-LANGUAGES: Final = frozenset({"python", "pyi", "sh", "text", "sql", "dockerfile", "yaml", "ini"})
+LANGUAGES: Final = frozenset({"python", "pyi", "sh", "text", "sql", "dockerfile", "yaml", "ini", "nginx", "caddyfile"})
 COMMANDS: Final = frozenset({"make", "taskmanager", "pip", "python", "sqlite3", "ls", "fastapi", "gunicorn", "uvicorn"})
 PROGRAM_TIMEOUT_S: Final = 60
 README_PROGRAM_LINES: Final = 15
