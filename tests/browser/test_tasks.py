@@ -1,7 +1,5 @@
 """The list of tasks: a person filters it, is at it while tasks arrive, and acts on one task or on all of the filter."""
 
-import sqlite3
-from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,10 +25,7 @@ def count(served: Served, status: str) -> int:
 
 def make_many_failures(served: Served, many: int) -> int:
     """Let the file have so many failed tasks more, and return how many there are."""
-    newest = "UPDATE taskmanager_tasks SET sent_at = sent_at + 1000000000 WHERE id = ?"
-    with closing(sqlite3.connect(served.server.database)) as connection, connection:
-        connection.execute(newest, (failed(served),))
-    multiply(served.server.database.parent, many)
+    multiply(served.server.database.parent, many, of=failed(served))
     return count(served, "FAILED")
 
 

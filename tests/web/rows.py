@@ -21,8 +21,8 @@ async def first_failure(folder: Path, name: str = "fail") -> None:
         await fail.enqueue().result()
 
 
-def multiply(folder: Path, count: int, prefix: str = "copy", **columns: object) -> None:
-    """Add so many copies of the newest task of the file, each sent a microsecond after the one before it."""
+def multiply(folder: Path, count: int, prefix: str = "copy", of: str | None = None, **columns: object) -> None:
+    """Add so many copies of a task, mostly the newest, each sent a microsecond after the one before it."""
     with closing(sqlite3.connect(folder / DATABASE)) as connection, connection:
         names = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info('taskmanager_tasks')")]
         names = [name for name in names if name != "claimed"]
@@ -33,8 +33,8 @@ def multiply(folder: Path, count: int, prefix: str = "copy", **columns: object) 
             f"WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :count)"
             f" INSERT INTO taskmanager_tasks ({', '.join(names)})"
             f" SELECT {', '.join(values.get(name, name) for name in names)} FROM numbers,"
-            f" (SELECT * FROM taskmanager_tasks ORDER BY sent_at DESC LIMIT 1)",
-            {"count": count, "prefix": prefix, "newest": newest, **columns},
+            f" (SELECT * FROM taskmanager_tasks WHERE id = coalesce(:of, id) ORDER BY sent_at DESC LIMIT 1)",
+            {"count": count, "prefix": prefix, "newest": newest, "of": of, **columns},
         )
 
 
