@@ -210,7 +210,9 @@ def told(asked: Filter, statuses: Sequence[TaskStatus] | None = None, *, is_one:
     words += [f"in queue {asked.queue}"] if asked.queue else []
     words += [f"with the tag {' and '.join(f'{name}:{value}' for name, value in asked.tags)}"] if asked.tags else []
     words += [f"with the error {asked.error}"] if asked.error else []
-    words += [f"changed since {clock(asked.since_us)} UTC"] if asked.since_us is not None else []
+    if asked.since_us is not None:
+        is_span = span_us(asked.since) is not None
+        words.append(f"changed in the last {asked.since}" if is_span else f"changed since {clock(asked.since_us)} UTC")
     words += [f"with the text {_shown(asked.text)}"] if asked.text else []
     return escaped(" ".join(words))
 

@@ -4,6 +4,7 @@ The filter is the address, so it can be sent to a colleague. A list that a perso
 names them in `X-Rows`, and gets these rows as they are now. What is new meanwhile is counted, and pushes none away.
 """
 
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ COUNT_S: Final = 0.03
 ROWS_HEADER: Final = "x-rows"
 MAX_ID_CHARS: Final = 1_000
 SINCE: Final = (("15m", "last 15 minutes"), ("1h", "last hour"), ("1d", "last day"), ("7d", "last 7 days"))
+_PART_OF_ID: Final = re.compile(r"[0-9a-fA-F-]{6,36}")
 RETRYABLE: Final = TERMINAL - {TaskStatus.COMPLETED}
 
 
@@ -117,7 +119,8 @@ async def show(request: Request) -> View | Response:
     values: dict[str, Any] = {
         "asked": asked, "listing": listing, "statuses": tuple(TaskStatus), "sinces": _sinces(asked),
         "told": _told(asked, listing), "filter_part": query_part(asked.query()), "older": _older(asked, listing),
-        "bulk": _bulk(asked),
+        "bulk": _bulk(asked), "hides_arguments": site.hide_arguments,
+        "part": asked.text.strip() if _PART_OF_ID.fullmatch(asked.text.strip()) else "",
     }  # fmt: skip
     if listing is None:
         return View("tasks.html", values, 400)

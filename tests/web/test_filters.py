@@ -145,3 +145,9 @@ def test_filter_is_told_in_words() -> None:
         " with the text 'a\\u202eb'"
     )
     assert told(Filter(), is_one=True) == "task"
+
+
+def test_filter_tells_a_span_as_it_was_given() -> None:
+    """Its instant would be another one in each second, and an open page would change for nothing."""
+    assert told(asked("since=1h")) == "tasks changed in the last 1h"
+    assert told(asked("since=2026-11-30T05:00Z")) == "tasks changed since 2026-11-30 05:00:00 UTC"

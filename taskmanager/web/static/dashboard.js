@@ -127,17 +127,19 @@
   const goOn = async () => {
     const form = main.querySelector("form[data-go-on]");
     if (!form) return;
+    form.hidden = true; // its button is for who has no script
     let wait = 0;
     try {
       const answer = await fetch(form.action, { method: "POST", body: new URLSearchParams(new FormData(form)), cache: "no-store", redirect: "error" });
       const found = new DOMParser().parseFromString(await answer.text(), "text/html");
       if (answer.ok) {
         say("");
+        found.querySelector("form[data-go-on]")?.setAttribute("hidden", "");
         putIn(found.getElementById("main"));
         document.title = found.title;
       } else {
         say(found.getElementById("main")?.textContent.trim() || "The server does not answer this page now (" + answer.status + ").");
-        if (answer.status !== 503) return;
+        if (answer.status !== 503) { form.hidden = false; return; }
         wait = SLOW_MS;
       }
     } catch {
