@@ -9,7 +9,6 @@ import secrets
 import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
-from http import HTTPStatus
 from http.cookies import SimpleCookie
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl
@@ -84,7 +83,8 @@ class Guard:
             return
         request, place = Request(scope, receive), place_of(scope)
         token, cookie = _form_token(request)
-        send = _with_headers(send, None if place.path.startswith("static/") else cookie)
+        plain = _with_headers(send, None)
+        send = plain if place.path.startswith("static/") else _with_headers(send, cookie)
         try:
             if place.path in OPEN_ASSETS and request.method in _READS:
                 await self._app(inner_scope(scope, place), receive, send)
@@ -94,13 +94,13 @@ class Guard:
         except Refusal as refused:
             page = refusal_page(self._title, place.up, refused.status_code, refused.what, refused.cure)
             page.headers.update(refused.headers)
-            await page(scope, receive, send)
+            await page(scope, receive, plain)
         except ClientDisconnect:
             return
         else:
             if place.redirect is not None:
                 query = f"?{request.url.query}" if request.url.query else ""
-                await Response(status_code=307, headers={"Location": place.redirect + query})(scope, receive, send)
+                await Response(status_code=307, headers={"Location": place.redirect + query})(scope, receive, plain)
                 return
             inner = inner_scope(scope, place)
             inner[_VIEWER], inner[_ASK] = Viewer(level, name_of(request), token), partial(self._still_allows, request)
@@ -261,7 +261,7 @@ def _with_headers(send: Send, cookie: str | None) -> Send:
             headers = MutableHeaders(scope=message)
             for name, value in SECURITY_HEADERS.items():
                 headers.setdefault(name, value)
-            if cookie is not None and message["status"] < HTTPStatus.BAD_REQUEST:
+            if cookie is not None:
                 headers.append("Set-Cookie", cookie)
         await send(message)
 

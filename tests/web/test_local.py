@@ -1,11 +1,14 @@
 """Who gets in where `taskmanager web` serves a file: by the Host name, by the token, by the address it is bound to."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from httpx import Response
 
+from taskmanager.store.sqlite import schema
 from taskmanager.web.local import TokenAuth, everybody_here, file_dashboard, hosts_of, is_loopback
 from tests.web.visitor import Visitor, manager_on
 
@@ -158,3 +161,37 @@ async def test_health_of_a_file_says_whether_an_instance_lives(tmp_path: Path) -
     async with Visitor(file_dashboard(tmp_path / "tasks.db", everybody_here, hosts=None)) as visitor:
         answer = await visitor.get("healthz")
         assert (answer.status_code, answer.json()["status"]) == (503, "not running")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("INSERT INTO taskmanager_schema VALUES (999, 'of tomorrow', 0)", "has schema version 999"),
+        ("DELETE FROM taskmanager_schema WHERE version > 2", "has lost the rows"),
+        ("DROP TABLE taskmanager_tasks", "taskmanager_tasks"),
+        ("PRAGMA locking_mode = EXCLUSIVE", "locked"),
+    ],
+)
+async def test_file_of_another_version_or_state_is_a_page_too(file: Path, change: str, reason: str) -> None:
+    """Every page says why and what to do, and looks again: 503 for as long as it takes, and for actions, too."""
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.executescript(f"{change}; BEGIN IMMEDIATE; PRAGMA user_version = 1; COMMIT")
+        async with Visitor(file_dashboard(file, everybody_here, hosts=None)) as visitor:
+            for address in ("", "tasks", "queues", "failures", "schedules", "instances", "workflows", "tasks/x"):
+                page = await visitor.get(address)
+                assert (page.status_code, reason in page.text) == (503, True), (address, page.text)
+                assert "Traceback" not in page.text
+            acted = await visitor.post("queues/pause", {"queue": "a"})
+            assert (acted.status_code, reason in acted.text) == (503, True)
+            assert (await visitor.get("healthz")).json()["status"] == "unreadable"
+
+
+async def test_file_that_waits_for_its_migration_is_a_page(tmp_path: Path) -> None:
+    """It was written by an older version. The application brings it up to date, and nobody else."""
+    file = tmp_path / "tasks.db"
+    with closing(sqlite3.connect(file)) as connection, connection:
+        schema.create(connection, schema.migrations()[:2])
+    async with Visitor(file_dashboard(file, everybody_here, hosts=None)) as visitor:
+        page = await visitor.get("tasks")
+    assert (page.status_code, "has schema version 2" in page.text) == (503, True), page.text
