@@ -13,6 +13,7 @@ from tests.simulation.failures import Failures
 from tests.simulation.faults import READS
 from tests.simulation.jobs import UNSAFE
 from tests.simulation.process import WOKEN_US
+from tests.simulation.tally import Tally
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -45,6 +46,7 @@ class Checks:
     def __init__(self, world: "World") -> None:
         self._world = world
         self.failures = Failures(world)
+        self.tally = Tally(world)
         self.rows: dict[str, TaskRow] = {}
         self.attempts: dict[tuple[str, int], AttemptRow] = {}
         self._fresh: dict[tuple[str, int], AttemptRow] = {}
@@ -170,6 +172,9 @@ class Checks:
             if task_id not in self.rows:
                 self._judge_new(process, verb, new)
         self.failures.judge(self.rows, rows)
+        self.tally.observe(self.rows, rows)
+        if verb == THE_END:
+            self.tally.judge()
         self._world.hearing.wrote(process, verb, self.rows, rows)
         fresh = [row for task_id, row in rows.items() if task_id not in self.rows]
         self.rows, self.attempts = rows, attempts

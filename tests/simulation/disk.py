@@ -79,6 +79,10 @@ class Disk(Protocol):
         """All workflows as they stand."""
         ...
 
+    def figures(self) -> dict[str, int]:
+        """The sums of what the figures count."""
+        ...
+
     def log_is_written(self, now_us: int) -> None:
         """Something was written to the log, whether it counts yet or not."""
         ...
@@ -116,6 +120,16 @@ def read_attempts(connection: sqlite3.Connection, condition: str = "", *values: 
     names = ", ".join(ATTEMPT_COLUMNS)
     rows = connection.execute(f"SELECT {names} FROM taskmanager_task_attempts {condition}", values).fetchall()
     return {(row[0], row[1]): AttemptRow._make(row) for row in rows}
+
+
+_COUNTED = ("started", "completed", "failed", "cancelled", "expired", "interrupted")
+
+
+def read_figures(connection: sqlite3.Connection) -> dict[str, int]:
+    """Their sums, by the hour."""
+    sums = ", ".join(f"coalesce(sum({name}), 0)" for name in _COUNTED)
+    found = connection.execute(f"SELECT {sums} FROM taskmanager_figures WHERE span = 3600").fetchone()
+    return dict(zip(_COUNTED, found, strict=True))
 
 
 # In memory.
@@ -179,6 +193,9 @@ class MemoryDisk:
 
     def ended_too_early(self) -> list[tuple[str, str]]:
         return ended_too_early(self.connection)
+
+    def figures(self) -> dict[str, int]:
+        return read_figures(self.connection)
 
     def graphs(self) -> Graphs:
         return read_graphs(self.connection)
@@ -456,6 +473,9 @@ class FileDisk:
 
     def ended_too_early(self) -> list[tuple[str, str]]:
         return ended_too_early(self._judge)
+
+    def figures(self) -> dict[str, int]:
+        return read_figures(self._judge)
 
     def graphs(self) -> Graphs:
         return read_graphs(self._judge)
