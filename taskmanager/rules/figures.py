@@ -2,6 +2,9 @@
 
 Sixteen counts say where a percentile is to within a factor of four, in one row of a table, and can be added up over any
 time. A list of durations would say it exactly, and would grow with the number of tasks.
+
+The first bucket reaches to 1.024 ms, so that the number of bits of a duration in microseconds says in which one it is.
+To divide it first would take a fifth more time for each task that is counted.
 """
 
 from collections.abc import Sequence
@@ -12,7 +15,7 @@ from taskmanager.model.clock import DAY_US, HOUR_US, SECOND_US
 
 BUCKET_COUNT: Final = 16
 _LAST: Final = BUCKET_COUNT - 1
-_FIRST_US: Final = 1_000
+_FIRST_BITS: Final = 10
 _RATIO: Final = 4
 
 
@@ -38,18 +41,21 @@ class Span(IntEnum):
 
 
 def bucket_of(duration_us: int) -> int:
-    """Return the bucket of a duration: 0 below 1 ms, 1 below 4 ms, 2 below 16 ms; 15 from three days on."""
-    return bucket_of_bits((max(0, duration_us) // _FIRST_US).bit_length())
+    """Return the bucket of a duration: 0 below about 1 ms, 1 below 4 ms, 2 below 16 ms; 15 from three days on.
+
+    A clock that was set back makes a negative one. It counts as much as one that was set ahead.
+    """
+    return bucket_of_bits(duration_us.bit_length())
 
 
 def bucket_of_bits(bit_count: int) -> int:
-    """Return the bucket of a duration whose whole milliseconds have so many bits."""
-    return min(_LAST, (bit_count + 1) // 2)
+    """Return the bucket of a duration whose number of microseconds has so many bits."""
+    return min(_LAST, max(0, bit_count - _FIRST_BITS + 1) // 2)
 
 
 def upper_us(bucket: int) -> int:
     """Return the duration that is too long for a bucket. The last bucket holds longer ones all the same."""
-    return int(_FIRST_US * _RATIO**bucket)
+    return 1 << (_FIRST_BITS + 2 * bucket)
 
 
 def percentile_us(buckets: Sequence[int], share: float) -> int | None:

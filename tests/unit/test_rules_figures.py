@@ -20,10 +20,10 @@ def test_bucket_holds_what_is_below_its_bound_and_not_below_the_last(duration_us
 
 
 @pytest.mark.parametrize(
-    ("duration_us", "bucket"), [(-(10**18), 0), (-1, 0), (999, 0), (1_000, 1), (3_999, 1), (4_000, 2), (10**18, 15)]
+    ("duration_us", "bucket"), [(-(10**18), 15), (-1, 0), (1_023, 0), (1_024, 1), (4_095, 1), (4_096, 2), (10**18, 15)]
 )
 def test_bucket_of_odd_durations_is_the_first_or_the_last(duration_us: int, bucket: int) -> None:
-    """A clock that was set back makes a negative one."""
+    """A clock that was set back makes a negative one, which counts by its size."""
     assert bucket_of(duration_us) == bucket
 
 

@@ -16,7 +16,6 @@ from taskmanager.store.memory import MemoryStore
 from taskmanager.store.noted import COUNTS, WAITED, Noted
 from taskmanager.store.protocol import ClaimRequest
 from taskmanager.store.sqlite import SqliteStore, transitions
-from taskmanager.store.sqlite import statements as sql
 from taskmanager.store.sqlite.counting import MAX_KEPT, MAX_NAMES, Counting, add_counted
 from taskmanager.store.sqlite.figures import series
 from taskmanager.store.sqlite.rows import Undecodable
@@ -93,12 +92,15 @@ async def test_counts_wait_in_memory_and_are_added_once(path: Path, clock: Hands
     assert [each.completed for each in read(path, Span.HOUR)] == [3]
 
 
-async def test_many_starts_and_ends_are_summed_up_in_memory(path: Path, clock: Hands) -> None:
-    """They are kept one by one up to a bound, however long nobody adds them."""
+async def test_runs_that_differ_are_worked_out_when_they_are_many(path: Path, clock: Hands) -> None:
+    """They are kept as they are up to a bound, however long nobody adds them."""
     store = await opened(path, clock)
-    store._counting.lean[sql.HISTORY] += [("app:job", "default", NOW, NOW, NOW)] * MAX_KEPT
+    differing = {
+        (f"job {number}", "default", NOW // MINUTE_US, NOW // MINUTE_US, 5, 5): 1 for number in range(MAX_KEPT)
+    }
+    store._counting.runs.update(differing)
     await store.commit([history("t")])
-    assert not any(store._counting.lean.values())
+    assert not store._counting.runs
     await store.close()
     assert [(each.started, each.completed) for each in read(path)] == [(MAX_KEPT + 1, MAX_KEPT + 1)]
 
@@ -114,7 +116,7 @@ async def test_each_event_is_counted_in_its_own_minute(path: Path, clock: Hands)
     assert minutes == [(NOW - MINUTE_US, 1, 0), (NOW + MINUTE_US, 0, 1)]
     assert [(each.at, each.started) for each in read(path, Span.HOUR)] == [(NOW - HOUR_US, 1), (NOW, 0)]
     assert read(path)[0].waited[1] == 1
-    assert read(path)[1].ran[9] == 1, "66 seconds are more than 4 ** 8 ms, and less than 4 ** 9"
+    assert read(path)[1].ran[8] == 1, "66 seconds are more than 4 ** 7 * 1.024 ms, and less than four times that"
 
 
 async def test_a_commit_that_rolls_back_counts_nothing(path: Path, clock: Hands) -> None:

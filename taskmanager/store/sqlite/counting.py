@@ -2,16 +2,15 @@
 
 What is committed is counted, what has rolled back is not, and who loses a row does not count it. Counts stay in memory
 after the commit, and go to the file once a second, in a transaction of their own. So a commit pays for one tuple of
-each start and each end, and a process that is killed takes the counts of a second with it. Figures may be too small,
-and are never too large.
+each start and each end, 0.2 us, and a process that is killed takes the counts of a second with it. Figures may be too
+small, and are never too large.
 """
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from taskmanager.model.clock import HOUR_US, MINUTE_US, Clock
 from taskmanager.rules.figures import Span, bucket_of_bits
@@ -20,7 +19,7 @@ from taskmanager.store.sqlite import statements as sql
 from taskmanager.store.sqlite.connection import transaction
 
 MAX_KEPT: Final = 20_000
-"""Tuples, and places, that are kept in memory. What comes when there are more places is not counted."""
+"""Different runs, and places, that are kept in memory. What comes when there are more places is not counted."""
 MAX_NAMES: Final = 1_000
 """Pairs of task and queue that one store tells apart in an hour. The others are counted together, without a name."""
 OTHERS: Final = ("", "")
@@ -44,17 +43,29 @@ def add(connection: sqlite3.Connection, counted: Mapping[Place, Sequence[int]]) 
     sql.write(connection, sql.FIGURES, [(*place, *counts) for place, counts in counted.items()])
 
 
-def _picker(kind: sql.Kind, *names: str) -> Callable[[sql.Row], tuple[Any, ...]]:
-    return itemgetter(*(kind.columns.index(name) for name in ("task_name", "queue_name", *names)))
+class Places(NamedTuple):
+    """Where in the rows of a lean write stand its names, and when what it tells of began and ended."""
+
+    task_name: int
+    queue_name: int
+    begin: int
+    end: int
+
+    @classmethod
+    def of(cls, kind: sql.Kind, begin: str, end: str) -> "Places":
+        """Return the places in the rows of this kind."""
+        return cls(*map(kind.columns.index, ("task_name", "queue_name", begin, end)))
 
 
-LEAN: Final[Mapping[sql.Kind, Callable[[sql.Row], tuple[Any, ...]]]] = {
-    sql.STARTED: _picker(sql.STARTED, "sent_at", "started_at"),
-    sql.START: _picker(sql.START, "enqueued_at", "started_at"),
-    sql.HISTORY: _picker(sql.HISTORY, "sent_at", "started_at", "completed_at"),
-    sql.SUCCESS: _picker(sql.SUCCESS, "started_at", "completed_at"),
+TIMED: Final[Mapping[sql.Kind, Places]] = {
+    sql.STARTED: Places.of(sql.STARTED, "sent_at", "started_at"),
+    sql.START: Places.of(sql.START, "enqueued_at", "started_at"),
+    sql.SUCCESS: Places.of(sql.SUCCESS, "started_at", "completed_at"),
 }
-"""What is kept of each row that a lean write has made: the names, and the instants of its start and its end."""
+"""The starts, with how long they had been due, and the successes, with how long they ran."""
+WAITED_RUN: Final = Places.of(sql.HISTORY, "sent_at", "started_at")
+"""Of a run that is written once, how long it had been due; `RUN_END` is when it ended."""
+RUN_END: Final = sql.HISTORY.columns.index("completed_at")
 
 
 class Counting:
@@ -62,18 +73,22 @@ class Counting:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.lean: dict[sql.Kind, list[tuple[Any, ...]]] = {kind: [] for kind in LEAN}
-        """What is kept of the rows of lean writes. The commit adds to it."""
+        self.timed: dict[sql.Kind, Counter[tuple[str, str, int, int]]] = {kind: Counter() for kind in TIMED}
+        """Of lean writes: the names, the minute, how many bits the microseconds have, and how often. The commit adds
+        to it.
+        """
+        self.runs: Counter[tuple[str, str, int, int, int, int]] = Counter()
+        """The same of runs that are written once, with two minutes and two durations."""
         self._counts: dict[Place, list[int]] = {}
         self._names: dict[int, set[tuple[str, str]]] = {}
 
     def __repr__(self) -> str:
-        return f"<Counting, {sum(map(len, self.lean.values()))} to count, {len(self._counts)} to add>"
+        return f"<Counting, {len(self._counts)} to add, {len(self.runs)} kinds of runs>"
 
     @property
     def has_any(self) -> bool:
         """Whether there is anything to add."""
-        return bool(self._counts) or any(self.lean.values())
+        return bool(self._counts or self.runs) or any(self.timed.values())
 
     def keep(self, noted: Noted) -> None:
         """Count what a transaction has changed that is committed."""
@@ -91,16 +106,17 @@ class Counting:
         self._counts = {}
 
     def fold(self) -> None:
-        """Count the rows of the lean writes, of which many say the same."""
+        """Work out what is counted of lean writes."""
         now = self._clock.now_us()
-        kept, self.lean = self.lean, {kind: [] for kind in LEAN}
-        for (task, queue, minute, bits), count in _alike(kept[sql.STARTED] + kept[sql.START]).items():
-            self._count(now, task, queue, minute, (STARTED, WAITED + bucket_of_bits(bits)), count)
-        for (task, queue, minute, bits), count in _alike(kept[sql.SUCCESS]).items():
-            self._count(now, task, queue, minute, (COMPLETED, RAN + bucket_of_bits(bits)), count)
-        for (task, queue, began, ended, waited, ran), count in _alike_runs(kept[sql.HISTORY]).items():
+        for kind, found in self.timed.items():
+            what, first = (COMPLETED, RAN) if kind is sql.SUCCESS else (STARTED, WAITED)
+            for (task, queue, minute, bits), count in found.items():
+                self._count(now, task, queue, minute, (what, first + bucket_of_bits(bits)), count)
+            found.clear()
+        for (task, queue, began, ended, waited, ran), count in self.runs.items():
             self._count(now, task, queue, began, (STARTED, WAITED + bucket_of_bits(waited)), count)
             self._count(now, task, queue, ended, (COMPLETED, RAN + bucket_of_bits(ran)), count)
+        self.runs.clear()
 
     def _count(
         self, now: int, task_name: str, queue_name: str, minute: int, places: tuple[int, ...], count: int
@@ -136,36 +152,6 @@ class Counting:
             return OTHERS
         known.add(name)
         return name
-
-
-def _alike(rows: Sequence[tuple[Any, ...]]) -> Counter[tuple[str, str, int, int]]:
-    """Count the rows that have the same names, end in the same minute, and take as many bits of whole milliseconds."""
-    return Counter(
-        [
-            (task_name, queue_name, end // MINUTE_US, 0 if end < begin else ((end - begin) // 1_000).bit_length())
-            for task_name, queue_name, begin, end in rows
-        ]
-    )
-
-
-def _alike_runs(rows: Sequence[tuple[Any, ...]]) -> Counter[tuple[str, str, int, int, int, int]]:
-    """Count the runs that have the same names, begin and end in the same minutes, and have waited and run for as long.
-
-    One key for both halves of a run takes 0.22 us, where a key for each takes 0.3 us.
-    """
-    return Counter(
-        [
-            (
-                task_name,
-                queue_name,
-                begin // MINUTE_US,
-                end // MINUTE_US,
-                0 if begin < due else ((begin - due) // 1_000).bit_length(),
-                0 if end < begin else ((end - begin) // 1_000).bit_length(),
-            )
-            for task_name, queue_name, due, begin, end in rows
-        ]
-    )
 
 
 @contextmanager

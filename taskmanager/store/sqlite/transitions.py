@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, cast
 
+from taskmanager.model.clock import MINUTE_US
 from taskmanager.model.record import (
     AttemptRow,
     HistoryWrite,
@@ -33,7 +34,7 @@ from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.protocol import CommitReport
 from taskmanager.store.sqlite import statements as sql
 from taskmanager.store.sqlite.connection import primary_code, transaction
-from taskmanager.store.sqlite.counting import LEAN, MAX_KEPT, Counting
+from taskmanager.store.sqlite.counting import MAX_KEPT, RUN_END, TIMED, WAITED_RUN, Counting
 from taskmanager.store.sqlite.queries import fetch, fetch_ids
 from taskmanager.store.sqlite.workflows import follow
 from taskmanager.store.workflow_protocol import Advance, together
@@ -84,13 +85,35 @@ def commit(connection: sqlite3.Connection, writes: Sequence[Write], counting: Co
 
 
 def _count(counting: Counting, rows: Mapping[sql.Kind, Sequence[sql.Row]], noted: Noted | None) -> None:
-    """Count what was committed. Of the rows of lean writes only a tuple is kept now."""
-    for kind, picked in LEAN.items():
+    """Count what was committed. Of lean writes only what they have in common is found out now, in one pass."""
+    for kind, (task, queue, begin, end) in TIMED.items():
         if kind in rows:
-            kept = counting.lean[kind]
-            kept += map(picked, rows[kind])
-            if len(kept) > MAX_KEPT:
+            found = counting.timed[kind]
+            found.update(
+                [
+                    (row[task], row[queue], row[end] // MINUTE_US, (row[end] - row[begin]).bit_length())
+                    for row in rows[kind]
+                ]
+            )
+            if len(found) > MAX_KEPT:
                 counting.fold()
+    if sql.HISTORY in rows:
+        task, queue, due, begin = WAITED_RUN
+        counting.runs.update(
+            [
+                (
+                    row[task],
+                    row[queue],
+                    row[begin] // MINUTE_US,
+                    row[RUN_END] // MINUTE_US,
+                    (row[begin] - row[due]).bit_length(),
+                    (row[RUN_END] - row[begin]).bit_length(),
+                )
+                for row in rows[sql.HISTORY]
+            ]
+        )
+        if len(counting.runs) > MAX_KEPT:
+            counting.fold()
     if noted is not None:
         counting.keep(noted)
 

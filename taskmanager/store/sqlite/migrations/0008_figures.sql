@@ -1,7 +1,7 @@
 -- What has happened, counted by the minute and by the hour: charts need no look at the rows of tasks.
 -- Of a span of `span` seconds that begins at `at`. `waited_3` counts the starts that had waited for less than 4 * 4 * 4
--- ms, and not for less than 4 * 4 ms; `ran_3` the same of ends and how long the last attempt took. The last counts all
--- that is longer. An empty name stands for all tasks that are too many to be told apart.
+-- times 1.024 ms, and not for less than 4 * 4 times that; `ran_3` the same of ends and how long the last attempt took.
+-- The last counts all that is longer. An empty name stands for all tasks that are too many to be told apart.
 CREATE TABLE taskmanager_figures (
     span INTEGER NOT NULL CHECK (span IN (60, 3600)),
     at INTEGER NOT NULL,
