@@ -8,7 +8,7 @@
   const keep = (name, value) => { try { localStorage.setItem(name, value); } catch { /* not allowed here */ } };
 
   // Time goes on by itself, from the clock of the server: that of the browser may be wrong by hours.
-  const answeredMs = performance.timeOrigin + (performance.getEntriesByType("navigation")[0]?.responseStart ?? 0);
+  const answeredMs = Date.now() - performance.now() + (performance.getEntriesByType("navigation")[0]?.responseStart ?? 0);
   let aheadMs = Date.parse(byId("server-now").textContent) - answeredMs;
   const setClock = (date) => {
     const ahead = Date.parse(date ?? "") - Date.now();
