@@ -165,16 +165,21 @@ class Source:
 
     async def act(self, work: Callable[[Store], Awaitable[R]]) -> R:
         """Open the file as an application does, and return what `work` on it returns. This never creates a file."""
-        if self.database is None:
-            return await work(self._in_memory())
+        try:
+            return await (work(self._in_memory()) if self.database is None else self._on_file(self.database, work))
+        finally:
+            self._look_again()
+            if (engine := self.running()) is not None:
+                engine.life.wants_claim.set()  # what was written may wait for somebody: a memory store is not polled
+
+    async def _on_file(self, database: Path, work: Callable[[Store], Awaitable[R]]) -> R:
         await self.read(_is_there)  # it is there, is ours, and has our schema
-        store = SqliteStore(self.database)
+        store = SqliteStore(database)
         try:
             await store.open()
             return await work(store)
         finally:
             await store.close()
-            self._look_again()
 
     def _look_again(self) -> None:
         """Forget what was seen, so that whoever has acted sees the outcome."""

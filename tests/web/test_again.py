@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from taskmanager import current_task
+from taskmanager import TaskManager, current_task
 from tests.web.visitor import manager_on, visit
 
 pytestmark = pytest.mark.anyio
@@ -92,3 +92,19 @@ async def test_reader_gets_no_form_to_enqueue(tmp_path: Path) -> None:
         address = f"tasks/{handle.task_id}/enqueue"
         assert "<textarea" not in await visitor.text(address)
         assert (await visitor.post(address, {"args": "[]", "kwargs": "{}"})).status_code == 403
+
+
+async def test_manager_in_memory_runs_what_the_form_enqueues(tmp_path: Path) -> None:
+    """Nobody looks for rows in memory, so the manager is told of the new one."""
+    manager = TaskManager(None)
+
+    @manager.task
+    async def work(value: int) -> int:
+        return value
+
+    async with manager, visit(manager) as visitor:
+        handle = work.enqueue(7)
+        await handle
+        await manager.flush()
+        answer = await visitor.post(f"tasks/{handle.task_id}/enqueue", {"args": "[8]", "kwargs": "{}"})
+        assert await manager.handle(answer.headers["location"].rpartition("/")[2]) == 8

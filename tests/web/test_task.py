@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskManager, current_task, step
-from tests.web.visitor import manager_on, visit
+from taskmanager.web.app import file_site, pages_of
+from taskmanager.web.guard import Guard
+from tests.web.visitor import Visitor, manager_on, visit
 
 pytestmark = pytest.mark.anyio
 
@@ -261,3 +263,47 @@ async def test_reader_gets_no_buttons(tmp_path: Path) -> None:
         address = f"tasks/{handle.task_id}"
         assert f'action="../{address}/retry"' in await actor.text(address)
         assert "<form" not in (await reader.text(address)).partition("<main")[2].partition("</main>")[0]
+
+
+async def test_row_that_cannot_be_read_is_shown_with_its_fault(tmp_path: Path) -> None:
+    """Another program may have written anything; the page says what is wrong, and shows the rest."""
+    manager = manager_on(tmp_path)
+
+    @manager.task(name="app:work", persist=True)
+    async def work(value: int) -> int:
+        return value
+
+    async with manager, visit(manager) as visitor:
+        handle = work.enqueue(7)
+        await handle
+        await manager.flush()
+        change(tmp_path, handle.task_id, task_options="{", tags="[", progress="x", log="{", kwargs="[[[", result="{")
+        html = await visitor.text(f"tasks/{handle.task_id}")
+        assert "task_options is not the JSON that belongs there" in html
+        assert "app:work" in html
+
+
+async def test_memory_only_task_of_another_process_is_told_of(tmp_path: Path) -> None:
+    """It stands in no row; the dashboard of the file says what its instance says of it."""
+    manager = manager_on(tmp_path)
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    @manager.task(name="app:warm", persist=False)
+    async def warm() -> None:
+        current_task().progress(3, 4, "shelf")
+        begun.set()
+        await gate.wait()
+
+    site = file_site(tmp_path / "tasks.db", title="tasks")
+    guard = Guard(pages_of(site), lambda _request: "act", read_only=False, title="tasks")
+    async with manager, Visitor(guard) as visitor:
+        handle = warm.enqueue()
+        await begun.wait()
+        async with asyncio.timeout(20):
+            while (answer := await visitor.get(f"tasks/{handle.task_id}")).status_code != 200:  # noqa: ASYNC110  # what an instance tells in the file has no event
+                await asyncio.sleep(0)
+        assert "memory-only" in answer.text
+        assert "3 of 4 (75%)" in answer.text
+        assert (await visitor.get(f"tasks/{handle.task_id[-10:]}")).status_code == 307
+        gate.set()
+        await handle
