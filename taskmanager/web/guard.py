@@ -7,7 +7,7 @@ wrong here is a refusal.
 import inspect
 import secrets
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from http.cookies import SimpleCookie
 from typing import Any, Final, cast
@@ -45,9 +45,10 @@ SECURITY_HEADERS: Final = {
     "X-Frame-Options": "DENY",
     # Other sites get none. With "no-referrer" a form would say "Origin: null", which nobody can tell from another site.
     "Referrer-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+SECURE_HEADERS: Final = {**SECURITY_HEADERS, "Cross-Origin-Opener-Policy": "same-origin"}
+"""With https. Without it browsers ignore the last one, and complain."""
 _READS: Final = ("GET", "HEAD")
 _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 """A browser leaves them out, and a proxy may put them in."""
@@ -83,8 +84,9 @@ class Guard:
             return
         request, place = Request(scope, receive), place_of(scope)
         token, cookie = _form_token(request)
-        plain = _with_headers(send, None)
-        send = plain if place.path.startswith("static/") else _with_headers(send, cookie)
+        added = SECURE_HEADERS if request.url.scheme == "https" else SECURITY_HEADERS
+        plain = _with_headers(send, added, None)
+        send = plain if place.path.startswith("static/") else _with_headers(send, added, cookie)
         try:
             if place.path in OPEN_ASSETS and request.method in _READS:
                 await self._app(inner_scope(scope, place), receive, send)
@@ -255,11 +257,11 @@ def cookie_line(name: str, value: str, *, is_secure: bool, same_site: str) -> st
     return cookie[name].OutputString()
 
 
-def _with_headers(send: Send, cookie: str | None) -> Send:
+def _with_headers(send: Send, added: Mapping[str, str], cookie: str | None) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            for name, value in SECURITY_HEADERS.items():
+            for name, value in added.items():
                 headers.setdefault(name, value)
             if cookie is not None:
                 headers.append("Set-Cookie", cookie)
