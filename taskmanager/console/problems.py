@@ -142,7 +142,7 @@ def _to_come(overview: Overview) -> Iterator[Problem]:
             f", and so {'is' if len(paused) == 2 else 'are'} {counted(len(paused) - 1, 'other')}" if paused[1:] else ""
         )
         advice = f"to go on: taskmanager workflow resume {shell_word(paused[0].workflow_id)}"
-        mend = Mend("Open the workflow", f"workflows/{quote(paused[0].workflow_id, safe='')}")
+        mend = Mend("Resume", f"workflows/{quote(paused[0].workflow_id, safe='')}/resume", {})
         if more:
             mend = Mend("Paused workflows", "workflows?status=PAUSED")
         yield _warning(f"workflow {workflow_label(paused[0])}{more} {'are' if more else 'is'} paused", advice, mend)
