@@ -20,14 +20,16 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
 from taskmanager.console.documents import record_document
+from taskmanager.console.figures import iso
 from taskmanager.engine.engine import Engine
 from taskmanager.model.clock import from_us
 from taskmanager.model.errors import StoreError
 from taskmanager.model.escaping import escaped
-from taskmanager.model.record import PAYLOAD
+from taskmanager.model.record import PAYLOAD, TaskRow
 from taskmanager.store.sqlite.scanning import scan
 from taskmanager.store.sqlite.search import Search, error_messages
 from taskmanager.store.sqlite.workflow_views import workflows_of
+from taskmanager.store.statistics import OwnWorkflow
 from taskmanager.web.filters import Cursor, read_filter, told
 from taskmanager.web.forms import audit
 from taskmanager.web.guard import still_allowed
@@ -48,6 +50,7 @@ COLUMNS: Final = (
     "failed_at", "start_count", "retry_count", "max_retries", "next_retry_at", "error_code", "error_message", "tags",
     "idempotency_key", "scheduled_for", "workflow_id", "node_id", "worker_hostname", "worker_pid",
 )  # fmt: skip
+_INSTANTS: Final = tuple(name for name in COLUMNS if name.endswith("_at") or name == "scheduled_for")
 _FORMULA: Final = re.compile(r"""(?:^[\s"'`]*|[;\t][\s"'`]*)[=+\-@\t\r＝＋－＠]""")
 """Where a spreadsheet begins to compute: where a cell begins, and behind a `;`, which parts cells in some countries."""
 
@@ -55,10 +58,11 @@ Document = dict[str, Any]
 
 
 class Form(NamedTuple):
-    """How tasks are written: what stands before the first and behind the last, and each page of them."""
+    """How tasks are written: what is told of each, each page of them, and what stands before and behind all pages."""
 
     suffix: str
     media_type: str
+    document: Callable[[TaskRow, OwnWorkflow | None], Document]
     head: str
     page: Callable[[Sequence[Document], bool], str]
     foot: str
@@ -81,7 +85,7 @@ async def _export(request: Request, form: Form) -> Response:
     if asked.faults:
         return refuse(request, 400, " ".join(asked.faults), "go back, and change the filter")
     search = asked.search(looks_in_arguments=not site.hide_arguments)
-    first = await site.source.read(_page, search, asked.before)  # a fault of the file is a page that says so
+    first = await site.source.read(_page, form, search, asked.before)  # a fault of the file is a page that says so
     audit(request, "exported", [told(asked)])
     name = f"tasks-{from_us(now_us):%Y-%m-%d-%H%M}.{form.suffix}"
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
@@ -109,7 +113,7 @@ async def _parts(
             end = None if await still_allowed(request) else "you may see no more tasks"
         if end is None:
             try:
-                found = await source.read(_page, search, reached)
+                found = await source.read(_page, form, search, reached)
                 continue
             except StoreError as exc:
                 end = str(exc)
@@ -118,16 +122,17 @@ async def _parts(
     yield form.foot.encode()
 
 
-def _page(connection: sqlite3.Connection, search: Search, after: Cursor | None) -> tuple[list[Document], Cursor | None]:
+def _page(
+    connection: sqlite3.Connection, form: Form, search: Search, after: Cursor | None
+) -> tuple[list[Document], Cursor | None]:
     """Return the tasks behind that place, as documents, and the place where the next ones are."""
     found = scan(connection, search, PAGE, after=after)
     messages = error_messages(connection, [row.task_id for row in found.rows], MAX_MESSAGE_CHARS)
     workflows = workflows_of(connection, [row.task_id for row in found.rows if row.is_workflow_task])
-    documents = []
-    for row in found.rows:
-        document = record_document(row, workflows.get(row.task_id)) | {"error_message": messages.get(row.task_id)}
-        documents.append({name: value for name, value in document.items() if name not in PAYLOAD})
-    return documents, found.reached
+    return [
+        {**form.document(row, workflows.get(row.task_id)), "error_message": messages.get(row.task_id)}
+        for row in found.rows
+    ], found.reached
 
 
 def is_stopping(source: Source, engine: Engine | None) -> bool:
@@ -176,6 +181,14 @@ class _Download(StreamingResponse):
 # The two forms.
 
 
+def _csv_document(row: TaskRow, workflow: OwnWorkflow | None) -> Document:
+    """Return what the columns show. To parse what they do not would take twice as long."""
+    values = row._asdict()
+    for name in _INSTANTS:
+        values[name] = None if values[name] is None else iso(values[name])
+    return values if workflow is None else {**values, **workflow._asdict()}
+
+
 def _csv_page(documents: Sequence[Document], _is_first: bool) -> str:
     text = io.StringIO()
     csv.writer(text).writerows([cell(document.get(name)) for name in COLUMNS] for document in documents)
@@ -188,8 +201,15 @@ def cell(value: object) -> str:
         return ""
     if isinstance(value, int | float):
         return str(value)
-    text = escaped(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if not text.isprintable():  # a file has a million cells, and nearly all of them are
+        text = escaped(text)
     return _FORMULA.sub(lambda match: f"{match[0][:-1]}'{match[0][-1]}", text)
+
+
+def _json_document(row: TaskRow, workflow: OwnWorkflow | None) -> Document:
+    """Return the document of a task without the columns that a list does not read."""
+    return {name: value for name, value in record_document(row, workflow).items() if name not in PAYLOAD}
 
 
 def _json_page(documents: Sequence[Document], is_first: bool) -> str:
@@ -198,5 +218,5 @@ def _json_page(documents: Sequence[Document], is_first: bool) -> str:
 
 
 # Excel takes a file for UTF-8 only if it begins with this mark.
-CSV: Final = Form("csv", "text/csv; charset=utf-8", f"\ufeff{','.join(COLUMNS)}\r\n", _csv_page, "")
-JSON: Final = Form("json", "application/json", "[\n", _json_page, "\n]\n")
+CSV: Final = Form("csv", "text/csv; charset=utf-8", _csv_document, f"\ufeff{','.join(COLUMNS)}\r\n", _csv_page, "")
+JSON: Final = Form("json", "application/json", _json_document, "[\n", _json_page, "\n]\n")
