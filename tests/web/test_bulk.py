@@ -173,3 +173,21 @@ def test_course_takes_numbers_only_where_numbers_belong() -> None:
     assert course is not None
     assert (course.total, course.done, course.refused) == (0, 0, 0)
     assert len(course.why) == 200
+
+
+async def test_retry_of_a_filter_reaches_a_manager_in_memory() -> None:
+    """Its tasks are in no file, so it is asked itself."""
+    manager = TaskManager(None)
+
+    @manager.task(name="fail")
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async with manager, visit(manager) as visitor:
+        for _ in range(3):
+            await fail.enqueue().result()
+        await manager.flush()
+        html = await follow(visitor, await visitor.text(f"bulk/retry?{FILTER}"))
+        assert "<h1>3 tasks retried</h1>" in html
+        await manager.join()
+        assert [task.start_count for task in await manager.list()] == [2, 2, 2]

@@ -8,6 +8,7 @@ import pytest
 
 from taskmanager import TaskManager, TaskStatus
 from taskmanager.web import tasks
+from tests.web.rows import first_failure, multiply, query
 from tests.web.visitor import manager_on, visit
 
 pytestmark = pytest.mark.anyio
@@ -159,3 +160,38 @@ async def test_list_of_a_manager_in_memory_shows_its_tasks(tmp_path: Path) -> No
         await visitor.post(f"tasks/{task_id}/retry", {})
         await manager.handle(task_id).result()
         assert (await manager.handle(task_id).info()).start_count == 2
+
+
+async def test_list_shows_rows_that_cannot_be_read(tmp_path: Path) -> None:
+    """A flipped byte in one row must not hide the others, nor the pages behind it."""
+    await first_failure(tmp_path)
+    multiply(tmp_path, 2 * tasks.PAGE)
+    bad = f"copy-{tasks.PAGE + 1:07}"
+    query(tmp_path, "UPDATE taskmanager_tasks SET id = CAST(x'ff3c' AS TEXT), tags = '[' WHERE id = ?", bad)
+    async with visit(TaskManager(tmp_path / "tasks.db")) as visitor:
+        html = await visitor.text("tasks")
+        assert ids_in(html)[-1] == "\ufffd&lt;"
+        assert "task_id is not UTF-8, tags is not the JSON that belongs there" in html
+        older = older_in(html)
+        assert older is not None
+        assert ids_in(await visitor.text(older))[0] == f"copy-{tasks.PAGE:07}"
+
+
+async def test_list_says_how_far_a_long_search_got(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it is searched on from there, until everything was looked at."""
+    await first_failure(tmp_path)
+    multiply(tmp_path, 3_000)
+    query(tmp_path, "UPDATE taskmanager_tasks SET queue_name = 'rare' WHERE id = 'copy-0000001'")
+    monkeypatch.setattr(tasks, "LOOK_S", 0.0)
+    async with visit(TaskManager(tmp_path / "tasks.db")) as visitor:
+        address: str | None = "tasks?queue=rare"
+        found: list[str] = []
+        looks = 0
+        while address is not None:
+            html = await visitor.text(address)
+            assert ("Search on from there" in html) == (older_in(html) is not None)
+            found += ids_in(html)
+            address = older_in(html)
+            looks += 1
+        assert found == ["copy-0000001"]
+        assert looks > 1
