@@ -212,8 +212,9 @@ class Actions:
             if number % PAGE == 0:
                 await asyncio.sleep(0)
         await self._writer.flush()
-        # The key of such a call has another task, with tags of its own: whether that fits, its row says.
-        done.difference_update(live.task_id for live in unsure if live.is_duplicate)
+        # Where the key has another task, with tags of its own, its row says whether that fits.
+        others = (live.task_id for live in unsure if live.is_duplicate and live.status is not TaskStatus.CANCELLED)
+        done.difference_update(others)
         found = [each for each in await self._store.find_ids(wanted, LIVE) if each not in done]
         for task_ids in _pages(found):
             done |= await shielded(self._cancel_rows(await self._fetch_fitting(task_ids, wanted)))

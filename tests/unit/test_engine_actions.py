@@ -151,11 +151,15 @@ async def test_cancel_all_means_the_task_that_a_key_has_by_its_own_tags(group: s
         assert (faulty.memory.live[row.task_id].cancel_requested_at is not None) is is_meant
 
 
-async def test_cancel_all_ends_a_call_whose_key_has_no_task_before_it_starts() -> None:
-    """It was asked for before the store could say so."""
+@pytest.mark.parametrize("has_failed", [False, True])
+async def test_cancel_all_ends_a_call_that_makes_a_task_before_it_starts(*, has_failed: bool) -> None:
+    """It was asked for before the store could say that the key has no task, or one that is put back by the call."""
     manager, log = manager_of(), list[str]()
     work = persisted(manager, log)
     async with world_of(manager) as (_, faulty):
+        if has_failed:
+            row = failed(keyed_task_id("work", "k"), task_name="work", idempotency_key="k")
+            await faulty.memory.commit([TaskWrite(row, None)])
         faulty.hold("commit")
         handle = work.with_options(idempotency_key="k", tags={"group": "1"}).enqueue("a")
         cancelling = asyncio.ensure_future(manager.cancel_all(tags={"group": "1"}))
