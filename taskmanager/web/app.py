@@ -29,7 +29,7 @@ from taskmanager.web import (
     workflows,
 )
 from taskmanager.web.assets import asset
-from taskmanager.web.guard import Guard, check_auth
+from taskmanager.web.guard import Auth, Guard, check_auth
 from taskmanager.web.mounting import place_in
 from taskmanager.web.render import Sheet, View, drawn, fault_page, refuse, respond, sent
 from taskmanager.web.site import FormatArguments, Site, site_of, viewer_of
@@ -82,7 +82,7 @@ MAX_MARKS: Final = 256
 def dashboard(
     manager: TaskManager,
     *,
-    auth: Any,
+    auth: Auth,
     title: str = "taskmanager",
     hide_arguments: bool = False,
     format_arguments: FormatArguments | None = None,
@@ -91,10 +91,10 @@ def dashboard(
     """Return an ASGI application that shows `manager`, to be mounted: `app.mount("/tasks", dashboard(...))`.
 
     `auth` gets the request (a Starlette `Request`) and returns what its sender may do: `"read"`, `"act"`, or None for
-    nothing; it may be async. It is asked with every request. `title` stands at the top of each page. With
-    `hide_arguments` no page shows arguments and results. `format_arguments` makes the text of arguments from the name
-    of the function, its positional and its named arguments; None of it means the usual text. With `read_only` nobody
-    acts.
+    nothing. It is asked with every request, in a thread unless it is async. `title` stands at the top of each page.
+    With `hide_arguments` no page shows arguments and results. `format_arguments` makes the text of arguments from the
+    name of the function, its positional and its named arguments; None of it means the usual text. With `read_only`
+    nobody acts.
 
     Raises `ConfigurationError` if one of them is something else.
     """
@@ -103,6 +103,8 @@ def dashboard(
     for name, value in (("hide_arguments", hide_arguments), ("read_only", read_only)):
         if not isinstance(value, bool):  # "no" would mean yes
             raise ConfigurationError(f"dashboard: {name} must be True or False, not {value!r}")
+    if not isinstance(title, str):
+        raise ConfigurationError(f"dashboard: title must be text, not {title!r}")
     if format_arguments is not None and not callable(format_arguments):
         raise ConfigurationError(f"dashboard: format_arguments must be a function or None, not {format_arguments!r}")
     database = manager._settings.database  # noqa: SLF001  # a part of the package

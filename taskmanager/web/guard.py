@@ -8,11 +8,13 @@ import inspect
 import secrets
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from http.cookies import SimpleCookie
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -33,6 +35,9 @@ SECURE_FORM_COOKIE: Final = f"__Host-{FORM_COOKIE}"
 """The name over https: a browser takes it only from this very host, and not from a neighbour in the same domain."""
 MAX_FORM_BYTES: Final = 1_000_000
 MIN_TOKEN_LENGTH: Final = 32
+NAMES: Final = ("display_name", "username", "name", "email")
+"""What users are called by, in the words of Starlette, Django and others."""
+MAX_NAME_CHARS: Final = 100
 OPEN_ASSETS: Final = ("static/dashboard.css", "static/icon.svg")
 """What a page that refuses needs itself. It is the same for everybody, and holds nothing of anybody."""
 SECURITY_HEADERS: Final = {
@@ -74,6 +79,7 @@ class Guard:
     def __init__(self, app: ASGIApp, auth: Auth, *, title: str, read_only: bool) -> None:
         self._app = app
         self._auth = auth
+        self._is_async = any(map(inspect.iscoroutinefunction, (auth, type(auth).__call__)))
         self._title = title
         self._read_only = read_only
 
@@ -135,7 +141,8 @@ class Guard:
     async def _level_of(self, request: Request) -> Level | None:
         """Return what `auth` says. Raise `Refusal` if it fails, or refuses by an exception of its own."""
         try:
-            level: Any = self._auth(request)
+            # A plain function may wait for a database, and must not keep the event loop from everything else meanwhile.
+            level: Any = self._auth(request) if self._is_async else await run_in_threadpool(self._auth, request)
             if inspect.isawaitable(level):
                 level = await level
         except Refusal:
@@ -181,8 +188,12 @@ def check_auth(auth: Any) -> Auth:
 def name_of(request: Request) -> str:
     """Return what the application calls the sender of a request, or else its address."""
     user = request.scope.get("user")
-    name = getattr(user, "display_name", "") or getattr(user, "username", "")
-    return str(name) if name else (request.client.host if request.client else "unknown")
+    found: object = user if isinstance(user, str) else ""
+    for attribute in NAMES:
+        with suppress(NotImplementedError):  # a user of Starlette that has no name
+            found = found or getattr(user, attribute, "")
+    address = request.client.host if request.client else "unknown"
+    return str(found)[:MAX_NAME_CHARS] if found else address
 
 
 def is_same_site(request: Request) -> bool:

@@ -37,7 +37,7 @@ def file_dashboard(database: Path, auth: Auth, *, hosts: frozenset[str] | None, 
     return guarded if hosts is None else HostCheck(guarded, hosts)
 
 
-def everybody_here(_request: Request) -> Level:
+async def everybody_here(_request: Request) -> Level:
     """Let everybody act who reaches the loopback interface."""
     return "act"
 
@@ -57,7 +57,7 @@ class TokenAuth:
     def _derived(self, purpose: str) -> str:
         return hmac.new(self._token.encode(), f"taskmanager web {purpose}".encode(), hashlib.sha256).hexdigest()
 
-    def __call__(self, request: Request) -> Level:
+    async def __call__(self, request: Request) -> Level:
         """Return "act", or raise `Refusal`."""
         query = parse_qsl(request.url.query, keep_blank_values=True)
         given = [value for name, value in query if name == TOKEN_FIELD]

@@ -1,17 +1,21 @@
 """Who sees a page and who acts: every way in that is not meant is refused, and says nothing."""
 
+import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.authentication import BaseUser, SimpleUser, UnauthenticatedUser
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from taskmanager import ConfigurationError, TaskManager
 from taskmanager.web import dashboard
-from taskmanager.web.guard import MAX_FORM_BYTES, is_same_site, still_allowed
+from taskmanager.web.guard import MAX_FORM_BYTES, is_same_site, name_of, still_allowed
 from tests.web.visitor import Visitor, manager_on, visit
 
 pytestmark = pytest.mark.anyio
@@ -271,3 +275,31 @@ async def test_still_allowed_asks_auth_again(manager: TaskManager) -> None:
     async with Visitor(app) as visitor:
         await visitor.get("healthz")
     assert found == [True, True, False, False, False]
+
+
+async def test_auth_that_waits_keeps_nobody_else_waiting(manager: TaskManager) -> None:
+    """A plain function may ask a database; the event loop goes on meanwhile."""
+    is_free = threading.Event()
+
+    def waiting(_request: Request) -> Any:
+        return "act" if is_free.wait(30) else None
+
+    async with visitor_with(manager, waiting) as visitor, asyncio.TaskGroup() as group:
+        looking = group.create_task(visitor.get("queues"))
+        group.create_task(asyncio.to_thread(is_free.set))
+    assert looking.result().status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("user", "name"),
+    [
+        (SimpleUser("ada"), "ada"), (UnauthenticatedUser(), "127.0.0.1"), (BaseUser(), "127.0.0.1"), ("ada", "ada"),
+        (SimpleNamespace(username="ada", email="ada@example.org"), "ada"), (SimpleNamespace(email="a@b"), "a@b"),
+        (None, "127.0.0.1"), (SimpleNamespace(username=""), "127.0.0.1"), (SimpleNamespace(name="x" * 999), "x" * 100),
+        (SimpleNamespace(username=7), "7"), (object(), "127.0.0.1"),
+    ],
+)  # fmt: skip
+def test_viewer_is_called_as_the_application_calls_users(user: object, name: str) -> None:
+    """Whichever framework has set it. Without a name it is the address."""
+    scope = {"type": "http", "headers": [], "client": ("127.0.0.1", 5000)}
+    assert name_of(Request(scope if user is None else {**scope, "user": user})) == name
