@@ -227,15 +227,15 @@ async def test_format_arguments_writes_them_and_cannot_break_the_page(
 
 
 async def test_memory_only_task_that_runs_is_shown_from_memory(tmp_path: Path) -> None:
-    """A task that stands in no file is shown by the manager that runs it, with its progress."""
+    """A task that stands in no file is shown by the manager that runs it, with its progress, and can be cancelled."""
     manager = manager_on(tmp_path)
-    begun, gate = asyncio.Event(), asyncio.Event()
+    begun = asyncio.Event()
 
     @manager.task(name="app:warm", persist=False)
     async def warm(shelf: int) -> None:
         current_task().progress(3, 4, "shelf")
         begun.set()
-        await gate.wait()
+        await asyncio.Event().wait()
 
     async with manager, visit(manager) as visitor:
         handle = warm.enqueue(3)
@@ -245,8 +245,9 @@ async def test_memory_only_task_that_runs_is_shown_from_memory(tmp_path: Path) -
         assert "memory only" in html
         part = await visitor.get(f"tasks/{handle.task_id[-10:]}")
         assert part.status_code == 307
-        gate.set()
-        await handle
+        await visitor.post(f"tasks/{handle.task_id}/cancel", {})
+        result = await handle.result()
+        assert result.err_value.error_code == "TASK_CANCELLED"
 
 
 async def test_reader_gets_no_buttons(tmp_path: Path) -> None:
