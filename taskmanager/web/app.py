@@ -144,7 +144,7 @@ def _shown(page: Page) -> Callable[[Request], Awaitable[Response]]:
 
         async def draw() -> Sheet | Response:
             found = await page(request)
-            return found if isinstance(found, Response) else drawn(request, found)
+            return found if isinstance(found, Response) else await drawn(request, found, source.clock)
 
         held = request.headers.get(tasks.ROWS_HEADER, "")
         key = place_in(request.scope), request.url.query, held, viewer_of(request).may_act

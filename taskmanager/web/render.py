@@ -7,6 +7,7 @@ The tag of a page is a hash of that HTML without the text inside `<time>` elemen
 whose data has not changed is not sent again, although "5m ago" has become "6m ago" on it.
 """
 
+import asyncio
 import hashlib
 import re
 import secrets
@@ -20,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from taskmanager.console import figures
-from taskmanager.model.clock import SystemClock
+from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.errors import TaskManagerError
 from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.report import RunningTask
@@ -34,6 +35,8 @@ SAID: Final = "taskmanager_said"
 SAID_S: Final = 30
 MAX_SAID: Final = 500
 COOKIE_PATH: Final = "/"
+SLICE_S: Final = 0.0005
+"""How long drawing keeps others waiting. A page takes some milliseconds, which every request beside it would wait."""
 _TOKEN_HERE: Final = secrets.token_hex(16)
 _SAID_HERE: Final = secrets.token_hex(16)
 """Where the token and the sentence go. No text of a row can be one of these."""
@@ -63,9 +66,18 @@ class Sheet(NamedTuple):
     status_code: int
 
 
-def drawn(request: Request, view: View) -> Sheet:
-    """Return the page that shows this."""
-    html = _html(request, view)
+async def drawn(request: Request, view: View, clock: Clock) -> Sheet:
+    """Return the page that shows this. Drawing lets the loop of the application have its turn at short intervals."""
+    parts, turn_s = list[str](), clock.elapsed_s()
+    for part in _environment.get_template(view.template).generate(_values(request, view)):
+        parts.append(part)
+        if clock.elapsed_s() - turn_s >= SLICE_S:
+            await asyncio.sleep(0)
+            turn_s = clock.elapsed_s()
+    return _sheet("".join(parts), view)
+
+
+def _sheet(html: str, view: View) -> Sheet:
     lasting = _PASSING.sub(r"\1", html).replace(_TOKEN_HERE, "").replace(_SAID_HERE, "").encode()
     return Sheet(html, f'W/"{hashlib.blake2b(lasting, digest_size=12).hexdigest()}"', view.status_code)
 
@@ -85,10 +97,11 @@ def sent(request: Request, sheet: Sheet) -> Response:
 
 def respond(request: Request, view: View) -> Response:
     """Return the answer to one viewer, shared with nobody."""
-    return sent(request, drawn(request, view))
+    html = _environment.get_template(view.template).render(_values(request, view))
+    return sent(request, _sheet(html, view))
 
 
-def _html(request: Request, view: View) -> str:
+def _values(request: Request, view: View) -> dict[str, Any]:
     site, viewer = site_of(request), viewer_of(request)
     path, up = path_of(request), up_of(request)
     common: dict[str, Any] = {
@@ -102,7 +115,7 @@ def _html(request: Request, view: View) -> str:
         "now": SystemClock().now_us(),
         "is_live": request.method in ("GET", "HEAD") and view.status_code == 200,
     }
-    return _environment.get_template(view.template).render(common | dict(view.values))
+    return common | dict(view.values)
 
 
 def done(request: Request, to: str, said: str) -> Response:
