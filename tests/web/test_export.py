@@ -134,8 +134,9 @@ async def test_export_that_a_stop_cuts_short_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")
-async def test_stop_does_not_wait_for_a_browser_that_takes_nothing(tmp_path: Path) -> None:
-    """A download that somebody has forgotten must not hold the server for ever."""
+@pytest.mark.parametrize("reads_on", [True, False])
+async def test_server_stops_while_a_file_is_sent(tmp_path: Path, reads_on: bool) -> None:
+    """A browser that reads on is told that it has half a file; one that takes nothing any more is left."""
     await first_failure(tmp_path)
     multiply(tmp_path, 40_000)
     server = Server(tmp_path / DATABASE, *web(tmp_path / DATABASE))
@@ -144,6 +145,10 @@ async def test_stop_does_not_wait_for_a_browser_that_takes_nothing(tmp_path: Pat
         with socket.create_connection((address.hostname, address.port)) as client:
             client.sendall(f"GET /tasks/export.json HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode())
             assert client.recv(1)
+            if reads_on:
+                server.process.send_signal(signal.SIGTERM)
+                content = b"".join(iter(lambda: client.recv(65_536), b""))
+                assert b"This file is not complete: the application stops." in content
             server.stop()
     finally:
         server.kill()
