@@ -96,14 +96,15 @@ async def _export(request: Request, form: Form) -> Response:
 async def _parts(
     request: Request, form: Form, search: Search, found: tuple[list[Document], Cursor | None]
 ) -> AsyncIterator[bytes]:
-    source = site_of(request).source
+    source, is_hidden = site_of(request).source, site_of(request).hide_arguments
     engine, asked_s = source.running(), source.clock.elapsed_s()
     yield form.head.encode()
     is_first = True
     while True:
         documents, reached = found
         if documents:
-            yield form.page(documents, is_first).encode()
+            shown = [_without_progress(each) for each in documents] if is_hidden else documents
+            yield form.page(shown, is_first).encode()
             is_first = False
         if reached is None:
             break
@@ -133,6 +134,11 @@ def _page(
         {**form.document(row, workflows.get(row.task_id)), "error_message": messages.get(row.task_id)}
         for row in found.rows
     ], found.reached
+
+
+def _without_progress(document: Document) -> Document:
+    """Leave out a progress, whose text may be an argument."""
+    return {**document, "progress": None} if "progress" in document else document
 
 
 def is_stopping(source: Source, engine: Engine | None) -> bool:

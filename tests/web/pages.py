@@ -1,8 +1,17 @@
-"""Reads the HTML of a page as a browser does, and says what is in it."""
+"""Reads the HTML of pages as a browser does, says what is in it, and follows the links."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
 from html.parser import HTMLParser
-from typing import NamedTuple
+from typing import Final, NamedTuple
+from urllib.parse import urljoin
+
+from httpx import Response
+
+from tests.web.visitor import SITE, Visitor
+
+MAX_PAGES: Final = 400
+"""Addresses that a walk asks for."""
 
 
 class Element(NamedTuple):
@@ -47,3 +56,19 @@ def links_of(html: str) -> Iterator[str]:
         for name in ("href", "src", "action", "formaction"):
             if name in element.attributes:
                 yield element.attributes[name]
+
+
+async def walk(visitor: Visitor) -> AsyncIterator[tuple[str, Response]]:
+    """Ask for every address that can be reached by links from the overview, each once."""
+    waiting, seen = deque([f"{SITE}/"]), {f"{SITE}/"}
+    while waiting:
+        address = waiting.popleft()
+        answer = await visitor.get(address)
+        yield address, answer
+        if not answer.headers.get("content-type", "").startswith("text/html"):
+            continue
+        for element in elements_of(answer.text):
+            found = urljoin(address, element.attributes.get("href", "")).split("#")[0]
+            if element.name == "a" and found.startswith(f"{SITE}/") and found not in seen and len(seen) < MAX_PAGES:
+                seen.add(found)
+                waiting.append(found)

