@@ -1,14 +1,20 @@
 """The page of instances, and what it does for the work of the dead."""
 
+import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from taskmanager.console.overview import Health
 from taskmanager.store.sqlite.loads import Load
+from taskmanager.web.app import file_site, pages_of
+from taskmanager.web.guard import Guard
 from taskmanager.web.instances import cards_of, fate_of, state_of
+from tests.unit.cli import rich_file
 from tests.unit.console_overviews import BAD_DAY, NOW, instance
-from tests.web.visitor import manager_on, visit
+from tests.web.visitor import Visitor, manager_on, visit
 
 pytestmark = pytest.mark.anyio
 
@@ -21,6 +27,27 @@ async def test_instance_is_shown_with_its_process_and_lanes(tmp_path: Path) -> N
     assert "api &lt;1&gt;" in page
     assert "Runs <strong>every queue</strong>" in page
     assert 'aria-label="Lane async"' in page
+
+
+async def test_work_of_the_dead_is_given_back_by_the_form(tmp_path: Path) -> None:
+    """At once, although the application that would do it is down; the living keep theirs."""
+    database = tmp_path / "tasks.db"
+    await asyncio.to_thread(rich_file.write, database)
+    pages = pages_of(file_site(database, title="tasks"))
+
+    def held_by(owner: str) -> int:
+        with closing(sqlite3.connect(database)) as connection:
+            query = "SELECT count(*) FROM taskmanager_tasks WHERE claimed_by_worker_id = ?"
+            found: int = connection.execute(query, (owner,)).fetchone()[0]
+            return found
+
+    before = held_by(rich_file.ALIVE)
+    with rich_file.living(database):
+        async with Visitor(Guard(pages, lambda _request: "act", read_only=False, title="tasks")) as visitor:
+            assert "The next start takes them over" in await visitor.text("instances")
+            assert (await visitor.post("instances/recover", {})).status_code == 303
+            assert "of dead instances recovered." in await visitor.text("instances")
+    assert (held_by(rich_file.DEAD), held_by(rich_file.ALIVE)) == (0, before)
 
 
 async def test_recovery_with_nobody_dead_says_that_there_was_nothing(tmp_path: Path) -> None:
