@@ -70,6 +70,8 @@ def _given(site: Site, view: TaskView) -> tuple[str, str, str]:
 def _indented(part: Part) -> str:
     """Return JSON that a person reads, in which each sign that cannot be seen is an escape of JSON."""
     found = parsed(part.text)
+    if isinstance(found, str):  # it is no JSON that can be read, and is given back as it stands
+        return escaped_lines(part.text)
     text = values.readable(found)
     is_plain = escaped_lines(text) == text
     return text if is_plain else json.dumps(found, indent=2)

@@ -17,6 +17,7 @@ from taskmanager.web.site import FormatArguments
 MAX_SHOWN_CHARS: Final = 8_000
 MAX_ITEMS: Final = 100
 HIDDEN: Final = "hidden on this dashboard"
+UNREADABLE: Final = "this is no JSON that can be read"
 NOT_STORED: Final = "not stored: they cannot be written as JSON"
 
 
@@ -39,14 +40,14 @@ def arguments(
     size = args.size + kwargs.size
     if not (args.text.startswith("[") and kwargs.text.startswith("{")):
         return _sealed(size)
-    if not (args.is_whole and kwargs.is_whole):
-        if format_arguments is not None:
-            return Shown(remark=f"{file_size(size)}, which is too long to be formatted", is_hidden=True)
-        beginnings = (("positional", args.text), ("named", kwargs.text))
-        return Shown(tuple(_some(beginnings)), f"the beginning of {file_size(size)}")
-    positional, named = parsed(args.text), parsed(kwargs.text)
+    positional, named = (parsed(each.text) if each.is_whole else None for each in (args, kwargs))
     if not isinstance(positional, list) or not isinstance(named, dict):
-        return _sealed(size)
+        is_whole = args.is_whole and kwargs.is_whole
+        if format_arguments is not None:
+            why = "they are no JSON that can be read" if is_whole else f"{file_size(size)} are too much to be formatted"
+            return Shown(remark=f"not shown: {why}", is_hidden=True)
+        remark = UNREADABLE if is_whole else f"the beginning of {file_size(size)}"
+        return Shown(tuple(_some((("positional", args.text), ("named", kwargs.text)))), remark)
     if format_arguments is not None and (found := _formatted(format_arguments, task_name, positional, named)):
         return found
     each = [(str(number), value) for number, value in enumerate(positional, 1)] + list(named.items())
@@ -67,11 +68,10 @@ def result(stored: Part | None, *, is_hidden: bool) -> Shown:
     if not stored.text.startswith("{"):
         return _sealed(stored.size)
     remark = f"the beginning of {file_size(stored.size)}"
-    if not stored.is_whole:
-        return Shown((("", stored.text.removeprefix('{"ok":')[:MAX_SHOWN_CHARS]),), remark)
-    found = parsed(stored.text)
+    found = parsed(stored.text) if stored.is_whole else None
     if not isinstance(found, dict):
-        return _sealed(stored.size)
+        beginning = stored.text.removeprefix('{"ok":')[:MAX_SHOWN_CHARS]
+        return Shown((("", beginning),), UNREADABLE if stored.is_whole else remark)
     text = readable(found.get("ok", found))
     return Shown((("", cut(text, MAX_SHOWN_CHARS)),), remark if len(text) > MAX_SHOWN_CHARS else "")
 

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskManager, current_task, step
+from taskmanager.store.sqlite.task_views import Part
+from taskmanager.web import values
 from taskmanager.web.app import file_site, pages_of
 from taskmanager.web.guard import Guard
 from tests.web.visitor import Visitor, manager_on, visit
@@ -125,7 +127,9 @@ async def test_lone_surrogates_of_a_row_are_escapes_on_the_page(tmp_path: Path) 
             log=json.dumps(log),
             tags='{"a":"\\ud800"}',
         )
-        assert (await visitor.get(f"tasks/{handle.task_id}")).status_code == 200
+        html = await visitor.text(f"tasks/{handle.task_id}")
+        assert "\\ud800" in html
+        assert "\\udfff" in html
 
 
 async def test_large_result_is_not_sent(tmp_path: Path) -> None:
@@ -308,3 +312,21 @@ async def test_memory_only_task_of_another_process_is_told_of(tmp_path: Path) ->
         assert (await visitor.get(f"tasks/{handle.task_id[-10:]}")).status_code == 307
         gate.set()
         await handle
+
+
+@pytest.mark.parametrize("text", ["[" + "1" * 5_000 + "]", "[NaN]", "[" * 150 + "]" * 150, '["\\ud800"]', "[1"])
+def test_arguments_that_cannot_be_read_are_shown_as_they_stand(text: str) -> None:
+    """They are not sealed, so whoever looks for the fault sees them; with `format_arguments` nothing is shown raw."""
+    args, kwargs = Part(text, len(text)), Part("{}", 2)
+    shown = values.arguments("app:work", args, kwargs, None, is_hidden=False)
+    assert (dict(shown.items)["positional"], shown.remark) == (text, values.UNREADABLE)
+    formatted = values.arguments("app:work", args, kwargs, lambda *_: "formatted", is_hidden=False)
+    assert (formatted.items, formatted.is_hidden) == ((), True)
+
+
+def test_many_large_arguments_are_cut() -> None:
+    """A page has the beginning of them, whichever way they are large."""
+    text = json.dumps(["x" * 5_000, list(range(5_000)), *["y"] * 500])
+    shown = values.arguments("app:work", Part(text, len(text)), Part("{}", 2), None, is_hidden=False)
+    assert sum(len(each) for _, each in shown.items) <= values.MAX_SHOWN_CHARS
+    assert shown.remark.startswith("the beginning of")
