@@ -1,14 +1,14 @@
 """The page of failures: what has failed, by function and error, with the retry of a whole group."""
 
 from typing import Final, NamedTuple
-from urllib.parse import urlencode
 
 from starlette.requests import Request
 
 from taskmanager.console.figures import MAX_CHARS, cut
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.sqlite.failures import FailureGroup, failure_groups
-from taskmanager.web.filters import read_filter
+from taskmanager.store.sqlite.search import exactly
+from taskmanager.web.filters import Filter, read_filter
 from taskmanager.web.render import View
 from taskmanager.web.site import site_of
 
@@ -47,6 +47,5 @@ async def show(request: Request) -> View:
 
 
 def _kind(group: FailureGroup, since: str) -> Kind:
-    pairs = [("status", TaskStatus.FAILED.value), ("task", group.task_name), ("error", group.error_code or "")]
-    query = urlencode([(name, value) for name, value in [*pairs, ("since", since)] if value])
-    return Kind(group, query, cut(" ".join((group.message or "").split()), MAX_CHARS))
+    of_group = Filter((TaskStatus.FAILED,), task=exactly(group.task_name), error=group.error_code or "", since=since)
+    return Kind(group, of_group.query(), cut(" ".join((group.message or "").split()), MAX_CHARS))

@@ -25,6 +25,7 @@ from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.errors import TaskManagerError
 from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.report import RunningTask
+from taskmanager.store.sqlite.search import exactly
 from taskmanager.web.assets import address_of
 from taskmanager.web.mounting import place_in
 from taskmanager.web.site import site_of, viewer_of
@@ -244,8 +245,8 @@ def _environment_of_pages() -> Environment:
     made.filters |= {
         "ago": ago, "asset": address_of, "elapsed": elapsed, "left": left, "status": status, "tone": tone, "sign": sign,
         "plain": escaped, "lines": escaped_lines,
-        "compact": figures.compact, "size": figures.size, "took": figures.took, "exact": figures.exact,
-        "precise": figures.precise, "iso": figures.iso, "segment": segment, "query": query_of,
+        "compact": figures.compact, "size": figures.size, "took": figures.took,
+        "precise": figures.precise, "exactly": exactly, "iso": figures.iso, "segment": segment, "query": query_of,
         "cut": figures.cut, "commands": commands, "cause": figures.cause, "done_of": figures.done_of,
         "workflow_label": figures.workflow_label, "capitalize_first": capitalize_first,
     }  # fmt: skip

@@ -47,6 +47,17 @@ async def test_group_leads_to_its_tasks_and_to_their_retry(tmp_path: Path) -> No
             assert expected in found
 
 
+async def test_group_of_a_name_with_wildcards_leads_to_its_own_tasks(tmp_path: Path) -> None:
+    """A `*` in the name of a function is a star there. The retry of its group must not mean other functions."""
+    await first_failure(tmp_path, "app:*")
+    await first_failure(tmp_path, "app:other")
+    async with visit(TaskManager(tmp_path / DATABASE)) as visitor:
+        links = re.findall(r'href="\./((?:tasks|bulk/retry)\?[^"]*%2A[^"]*)"', await visitor.text("failures"))
+        assert len(links) == 2
+        for link in links:
+            assert "1 failed task of" in await visitor.text(unescape(link))
+
+
 async def test_failures_of_an_empty_file_say_what_stands_here(tmp_path: Path) -> None:
     """An empty page must not look like one that is broken."""
     await first_failure(tmp_path)
