@@ -59,18 +59,6 @@ CANCEL: Final = Way(
 )
 
 
-async def retry(
-    request: Request, task_ids: Sequence[str], *, force: bool = False, from_start: bool = False
-) -> list[Answer]:
-    """Run ended tasks again, with an audit line; COMPLETED ones by `force` alone."""
-    return await act(request, retry_way(force=force, from_start=from_start), task_ids)
-
-
-async def cancel(request: Request, task_ids: Sequence[str]) -> list[Answer]:
-    """End tasks that wait, and ask those to stop that run, with an audit line."""
-    return await act(request, CANCEL, task_ids)
-
-
 async def act(
     request: Request,
     way: Way,

@@ -1,6 +1,6 @@
 """The page of instances: who lives, what each does, and what becomes of the work of the dead."""
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,8 +15,6 @@ from taskmanager.store.statistics import OWNED_CAP
 from taskmanager.web.forms import audit
 from taskmanager.web.render import View, done
 from taskmanager.web.site import site_of
-
-LIVING: Final = (Health.ALIVE, Health.FROZEN)
 
 
 class Card(NamedTuple):

@@ -10,7 +10,7 @@ from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.rules.figures import Span
 from taskmanager.store.noted import COUNTS
 from taskmanager.store.sqlite.counting import Place, add
-from taskmanager.store.sqlite.figures import by_queue, by_task, series, total
+from taskmanager.store.sqlite.figures import by_queue, series, total
 from taskmanager.store.sqlite.schema import migrate
 
 NOW = 1_796_000_400_000_000
@@ -72,20 +72,18 @@ def test_series_of_one_task_or_queue_leaves_out_the_others(connection: sqlite3.C
     assert completed(task_name="c") == []
 
 
-def test_names_come_first_of_which_most_tasks_have_ended(connection: sqlite3.Connection) -> None:
+def test_queues_come_first_in_which_most_tasks_have_ended(connection: sqlite3.Connection) -> None:
     """In whatever way; those with as many come by name. A limit leaves out the rest."""
-    put(connection, 0, "a", "x", completed=3)
-    put(connection, 1, "a", "y", failed=3, ran_4=1)
-    put(connection, 0, "b", "y", cancelled=2, expired=3, interrupted=4, waited_2=5)
-    put(connection, 1, "c", "x", completed=6)
-    put(connection, -1, "c", "x", completed=60)
-    found = by_task(connection, Span.MINUTE, NOW, 10)
+    put(connection, 0, "x", "a", completed=3)
+    put(connection, 1, "y", "a", failed=3, ran_4=1)
+    put(connection, 0, "y", "b", cancelled=2, expired=3, interrupted=4, waited_2=5)
+    put(connection, 1, "x", "c", completed=6)
+    put(connection, -1, "x", "c", completed=60)
+    found = by_queue(connection, Span.MINUTE, NOW, 10)
     assert [(name, each.ended_count) for name, each in found] == [("b", 9), ("a", 6), ("c", 6)]
     assert found[1][1].ran[4] == 1
     assert found[0][1].waited[2] == 5
-    assert [name for name, _ in by_task(connection, Span.MINUTE, NOW, 2)] == ["b", "a"]
-    queues = by_queue(connection, Span.MINUTE, NOW, 10)
-    assert [(name, each.ended_count) for name, each in queues] == [("y", 12), ("x", 9)]
+    assert [name for name, _ in by_queue(connection, Span.MINUTE, NOW, 2)] == ["b", "a"]
 
 
 def test_total_is_the_sum_of_the_series(connection: sqlite3.Connection) -> None:

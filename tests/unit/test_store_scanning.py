@@ -18,7 +18,6 @@ from taskmanager.store.sqlite.scanning import (
     TEXT_ROWS,
     Counted,
     count_up_to,
-    every_page,
     newest_matching,
     page_ids,
     scan,
@@ -256,7 +255,6 @@ def test_scanning_an_empty_file_is_complete_at_once(connection: sqlite3.Connecti
         assert count_up_to(connection, search) == Counted(0, False)
         assert newest_matching(connection, search) is None
         assert page_ids(connection, search, LATER, None, 10) == ([], None)
-        assert list(every_page(connection, search)) == []
 
 
 def test_scanning_goes_on_where_the_last_row_was_deleted(connection: sqlite3.Connection) -> None:
@@ -306,14 +304,6 @@ def test_scanning_for_a_text_ends_after_so_many_tasks(connection: sqlite3.Connec
     rest = scan(connection, Search((TaskStatus.FAILED,), text="000001"), 10, budget_s=60, after=page.reached)
     assert ([row.task_id for row in rest.rows], rest.reached) == (["000001"], None)
     assert count_up_to(connection, Search(text="0"), 10**6, 60) == Counted(TEXT_ROWS, True, (2 * TEXT_ROWS, ""))
-
-
-def test_every_page_yields_all_in_pages(connection: sqlite3.Connection) -> None:
-    """An export reads to the end, however long that takes."""
-    put(connection, *(task(f"t{number:02d}", sent_at=number // 10) for number in range(50)))
-    found = [[row.task_id for row in page] for page in every_page(connection, Search(), 20)]
-    assert [len(page) for page in found] == [20, 20, 10]
-    assert [each for page in found for each in page] == [f"t{number:02d}" for number in reversed(range(50))]
 
 
 @pytest.mark.parametrize("name", ["job", "st*r", "wh?t", "back\\slash", "back\\*slash", "set[1]", "\\"])

@@ -49,26 +49,17 @@ def total(connection: sqlite3.Connection, span: Span, since: int, until: int) ->
     return _figures(given["since"], connection.execute(_TOTAL, given).fetchone())
 
 
-def by_task(connection: sqlite3.Connection, span: Span, since: int, limit: int) -> list[tuple[str, Figures]]:
-    """Return what has happened since then for each task name, those first of which most tasks have ended.
-
-    An empty name stands for all tasks that were too many to be told apart.
-    """
-    return _by(connection, "task_name", span, since, limit)
-
-
 def by_queue(connection: sqlite3.Connection, span: Span, since: int, limit: int) -> list[tuple[str, Figures]]:
-    """Return what has happened since then in each queue, those first in which most tasks have ended."""
-    return _by(connection, "queue_name", span, since, limit)
+    """Return what has happened since then in each queue, those first in which most tasks have ended.
 
-
-def _by(connection: sqlite3.Connection, column: str, span: Span, since: int, limit: int) -> list[tuple[str, Figures]]:
+    An empty name stands for all queues that were too many to be told apart.
+    """
     # All counts are added up only of those that are shown.
     given = _given(span, since, _ANY) | {"limit": limit}
-    first = f"SELECT {column} FROM {_IN_SPANS} GROUP BY {column} ORDER BY {_ENDED} DESC, {column} LIMIT :limit"
+    first = f"SELECT queue_name FROM {_IN_SPANS} GROUP BY queue_name ORDER BY {_ENDED} DESC, queue_name LIMIT :limit"
     query = (
-        f"SELECT {column}, {_SUMS} FROM {_IN_SPANS} AND {column} IN ({first})"
-        f" GROUP BY {column} ORDER BY {_ENDED} DESC, {column}"
+        f"SELECT queue_name, {_SUMS} FROM {_IN_SPANS} AND queue_name IN ({first})"
+        f" GROUP BY queue_name ORDER BY {_ENDED} DESC, queue_name"
     )
     found = connection.execute(query, given).fetchall()
     return [(name, _figures(given["since"], counts)) for name, *counts in found]

@@ -6,7 +6,6 @@ that may be large is read for any of it, but the beginnings of the arguments if 
 
 import json
 import sqlite3
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from taskmanager.model.record import TaskRow
@@ -108,18 +107,6 @@ def scan(
     if len(rows) < len(hits):
         reached = hits[len(rows) - 1].place
     return Scanned(rows, reached, reached is None)
-
-
-def every_page(connection: sqlite3.Connection, search: Search, size: int = 1_000) -> Iterator[list[TaskRow]]:
-    """Yield all tasks that fit, newest first, in pages of at most `size`: for an export. Each page is a moment's."""
-    after: Cursor | None = None
-    while True:
-        found = scan(connection, search, size, after=after)
-        if found.rows:
-            yield found.rows
-        if found.reached is None:
-            return
-        after = found.reached
 
 
 def newest_matching(connection: sqlite3.Connection, search: Search, *, budget_s: float = BUDGET_S) -> Cursor | None:
