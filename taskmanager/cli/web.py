@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -22,6 +23,7 @@ Application = Callable[..., Any]
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 8421
 TOKEN_VARIABLE: Final = "TASKMANAGER_WEB_TOKEN"  # noqa: S105  # the name of it
+HOST: Final = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?", re.ASCII)
 MADE: Final = "a new one"
 PATIENCE_S: Final = 1
 """How long a stop waits for answers that are being sent."""
@@ -67,6 +69,8 @@ def web(
     """Serve the dashboard of a file, for the browser."""
     if token is not None and auth is not None:
         raise click.UsageError("--token and --auth exclude each other: both say who may see it")
+    if wrong := next((each for each in allowed_hosts if not HOST.fullmatch(each)), None):
+        raise click.UsageError(f"--allowed-host {wrong!r}: write a name as in tasks.example.com, with or without :PORT")
     if token == MADE:
         token = secrets.token_urlsafe(32)
     is_guarded = token is not None or auth is not None

@@ -129,7 +129,9 @@ def pages_of(site: Site) -> Starlette:
     routes = [Route(path, _answered(answer), methods=[method]) for path, answer, method in ANSWERS]
     routes += [Route(path, _shown(page), methods=["GET"]) for path, page in PAGES]
     routes.append(Route("/static/{name}", _asset, methods=["GET"]))
-    made = Starlette(routes=routes, exception_handlers={404: _not_found, TaskManagerError: _fault, Exception: _broken})
+    made = Starlette(
+        routes=routes, exception_handlers={404: _not_found, 405: _not_so, TaskManagerError: _fault, Exception: _broken}
+    )
     made.router.redirect_slashes = False  # the guard does it, by a relative address
     made.state.site = site
     return made
@@ -182,6 +184,10 @@ async def _asset(request: Request) -> Response:
 
 async def _not_found(request: Request, _: Any) -> Response:
     return refuse(request, 404, "there is no such page", "go to the overview, and follow the links from there")
+
+
+async def _not_so(request: Request, _: Exception) -> Response:
+    return refuse(request, 405, "this address is for forms only, or takes none", "go to the overview, and begin again")
 
 
 async def _broken(request: Request, _: Exception) -> Response:

@@ -5,6 +5,7 @@ wrong here is a refusal.
 """
 
 import inspect
+import re
 import secrets
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,15 +25,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.logger import Raised, logger
 from taskmanager.web.mounting import inner_scope, place_of
-from taskmanager.web.render import COOKIE_PATH, FORM_FIELD, refusal_page
+from taskmanager.web.render import COOKIE_PATH, FORM_FIELD, SECURE_PREFIX, is_secure, refusal_page
 from taskmanager.web.site import Level, Viewer
 
 Auth = Callable[[Request], "Level | Awaitable[Level | None] | None"]
 """Gets the request, and answers what may be done: "read", "act", or None for nothing."""
 
 FORM_COOKIE: Final = "taskmanager_form"
-SECURE_FORM_COOKIE: Final = f"__Host-{FORM_COOKIE}"
-"""The name over https: a browser takes it only from this very host, and not from a neighbour in the same domain."""
 MAX_FORM_BYTES: Final = 1_000_000
 MIN_TOKEN_LENGTH: Final = 32
 NAMES: Final = ("display_name", "username", "name", "email")
@@ -57,6 +56,7 @@ SECURE_HEADERS: Final = {**SECURITY_HEADERS, "Cross-Origin-Opener-Policy": "same
 _READS: Final = ("GET", "HEAD")
 _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 """A browser leaves them out, and a proxy may put them in."""
+_NOT_PLAIN: Final = re.compile(rb"[^\x21-\x7e]")
 _LEVELS: Final = ("read", "act")
 _VIEWER: Final = "taskmanager.viewer"
 _ASK: Final = "taskmanager.still_allowed"
@@ -88,9 +88,10 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = {**scope, "query_string": _plain(scope.get("query_string", b""))}
         request, place = Request(scope, receive), place_of(scope)
         token, cookie = _form_token(request)
-        added = SECURE_HEADERS if request.url.scheme == "https" else SECURITY_HEADERS
+        added = SECURE_HEADERS if is_secure(request) else SECURITY_HEADERS
         plain = _with_headers(send, added, None)
         send = plain if place.path.startswith("static/") else _with_headers(send, added, cookie)
         try:
@@ -218,6 +219,11 @@ def _broken(exc: Exception) -> Refusal:
     return Refusal(500, "whether you may see this page is not known", "the log of the application says why")
 
 
+def _plain(query: bytes) -> bytes:
+    """Return a query in which every byte that may not stand there is quoted. Some servers let such bytes through."""
+    return _NOT_PLAIN.sub(lambda found: b"%%%02X" % found[0][0], query)
+
+
 async def _body(request: Request) -> bytes:
     too_large = Refusal(413, "this form is too large, so nothing was done", "choose fewer at once")
     said = request.headers.get("content-length", "0")
@@ -250,20 +256,19 @@ def _form_token(request: Request) -> tuple[str, str | None]:
     The cookie is for the whole host: a proxy that strips a prefix leaves nobody here who knows the path in the browser.
     A link from another site must find it (`Lax`), or it would get another one, and open pages could not act any more.
     """
-    is_secure = request.url.scheme == "https"
-    name = SECURE_FORM_COOKIE if is_secure else FORM_COOKIE
+    name = f"{SECURE_PREFIX}{FORM_COOKIE}" if is_secure(request) else FORM_COOKIE
     token = request.cookies.get(name, "")
     if len(token) >= MIN_TOKEN_LENGTH and token.isascii():
         return token, None
     token = secrets.token_urlsafe(MIN_TOKEN_LENGTH)
-    return token, cookie_line(name, token, is_secure=is_secure, same_site="Lax")
+    return token, cookie_line(name, token, secure=is_secure(request), same_site="Lax")
 
 
-def cookie_line(name: str, value: str, *, is_secure: bool, same_site: str) -> str:
+def cookie_line(name: str, value: str, *, secure: bool, same_site: str) -> str:
     """Return a `Set-Cookie` header of a cookie that no script can read, until the browser is closed."""
     cookie: SimpleCookie = SimpleCookie()
     cookie[name] = value
-    for key, each in {"path": COOKIE_PATH, "httponly": True, "samesite": same_site, "secure": is_secure}.items():
+    for key, each in {"path": COOKIE_PATH, "httponly": True, "samesite": same_site, "secure": secure}.items():
         cookie[name][key] = each
     return cookie[name].OutputString()
 

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from taskmanager.web.app import file_site, pages_of
 from taskmanager.web.guard import Auth, Guard, Refusal, cookie_line
 from taskmanager.web.mounting import place_of
+from taskmanager.web.render import is_secure
 from taskmanager.web.site import Level
 
 TOKEN_FIELD: Final = "token"  # noqa: S105  # the name of it
@@ -76,8 +77,7 @@ class TokenAuth:
     def _welcome(self, request: Request, query: str) -> Refusal:
         """Return the way to the same page without the token in its address, where it would be seen and sent on."""
         page = f"./{place_of(request.scope).name}{query}"
-        is_secure = request.url.scheme == "https"
-        cookie = cookie_line(self._cookie_name, self._cookie, is_secure=is_secure, same_site="Strict")
+        cookie = cookie_line(self._cookie_name, self._cookie, secure=is_secure(request), same_site="Strict")
         headers = {"Location": page, "Set-Cookie": cookie, "Referrer-Policy": "no-referrer"}
         return Refusal(303, "you are in", "go on to the dashboard", headers)
 

@@ -36,6 +36,8 @@ SAID: Final = "taskmanager_said"
 SAID_S: Final = 30
 MAX_SAID: Final = 500
 COOKIE_PATH: Final = "/"
+SECURE_PREFIX: Final = "__Host-"
+"""Of a cookie over https: a browser takes it only from this very host, and not from a neighbour in the same domain."""
 SLICE_S: Final = 0.0005
 """How long drawing keeps others waiting. A page takes some milliseconds, which every request beside it would wait."""
 _TOKEN_HERE: Final = secrets.token_hex(16)
@@ -88,11 +90,11 @@ def sent(request: Request, sheet: Sheet) -> Response:
     headers = {"ETag": sheet.tag, "Vary": "Cookie"}
     if sheet.status_code == 200 and sheet.tag == request.headers.get("if-none-match"):
         return Response(status_code=304, headers=headers)
-    said = "" if "x-live" in request.headers else unquote(request.cookies.get(SAID, ""))[:MAX_SAID]
+    said = "" if "x-live" in request.headers else unquote(request.cookies.get(_said_name(request), ""))[:MAX_SAID]
     html = sheet.html.replace(_TOKEN_HERE, str(escape(viewer_of(request).form_token)))
     response = HTMLResponse(html.replace(_SAID_HERE, str(escape(said))), sheet.status_code, headers)
     if said:
-        response.delete_cookie(SAID, path=COOKIE_PATH)
+        response.delete_cookie(_said_name(request), COOKIE_PATH, secure=is_secure(request), samesite="strict")
     return response
 
 
@@ -123,8 +125,20 @@ def done(request: Request, to: str, said: str) -> Response:
     """Lead to the page at `to`, relative to the dashboard, which says once what was done."""
     response = RedirectResponse(up_of(request) + to, status_code=303)
     text = quote(figures.cut(escaped(said), MAX_SAID))
-    response.set_cookie(SAID, text, SAID_S, path=COOKIE_PATH, httponly=True, samesite="strict")
+    response.set_cookie(
+        _said_name(request), text, SAID_S,
+        path=COOKIE_PATH, httponly=True, samesite="strict", secure=is_secure(request),
+    )  # fmt: skip
     return response
+
+
+def is_secure(request: Request) -> bool:
+    """Return whether the browser speaks https, as far as the server knows."""
+    return request.url.scheme == "https"
+
+
+def _said_name(request: Request) -> str:
+    return f"{SECURE_PREFIX}{SAID}" if is_secure(request) else SAID
 
 
 def refuse(request: Request, status_code: int, what: str, cure: str) -> Response:

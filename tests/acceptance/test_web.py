@@ -127,6 +127,8 @@ def test_web_refuses_to_be_open_to_others(tmp_path: Path) -> None:
             (("--host", "no-such-host.invalid"), 1, "no such address"),
             (("--port", port), 1, f"port {port} is in use"),
             (("--token", "short"), 2, "16 characters"),
+            (("--allowed-host", "https://tasks.example.com/"), 2, "write a name"),
+            (("--allowed-host", "fd00::1"), 2, "write a name"),
             (("--token", "--auth", "a:b"), 2, "exclude each other"),
         ):
             refused = run(tmp_path, "web", "--port", "0", *options)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from starlette.authentication import BaseUser, SimpleUser, UnauthenticatedUser
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
 
 from taskmanager import ConfigurationError, TaskManager
 from taskmanager.web import dashboard
@@ -212,6 +214,30 @@ async def test_other_methods_are_refused(manager: TaskManager, method: str) -> N
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
+async def test_address_of_the_other_method_is_a_page(manager: TaskManager) -> None:
+    """Whoever reloads after a form comes there."""
+    async with visit(manager) as visitor:
+        got = await visitor.get("queues/pause")
+        posted = await visitor.post("queues", {})
+        assert (got.status_code, posted.status_code) == (405, 405)
+        assert "<h1>" in got.text
+        assert "<h1>" in posted.text
+
+
+@pytest.mark.parametrize("query", [b"x=\xff\xfe", b"x= \r\nSet-Cookie:a=b", b"\x00", b"%ff%zz&&=&token"])
+async def test_query_of_any_bytes_is_read(manager: TaskManager, query: bytes) -> None:
+    """Some servers let bytes through that no address may have. None of them reaches a header, or breaks a page."""
+
+    async def odd(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "query_string": query}, receive, send)
+
+    app = dashboard(manager, auth=lambda _request: "act")
+    async with Visitor(odd) as visitor:
+        assert (await visitor.get("queues")).status_code == 200
+        led = await visitor.get("queues/")
+        assert re.fullmatch(r"\.\./queues\?[!-~]*", led.headers["location"])
+
+
 async def test_head_answers_as_get_does(manager: TaskManager) -> None:
     """Monitors and link checkers ask so."""
     async with visit(manager) as visitor:
@@ -251,6 +277,12 @@ async def test_form_cookie_is_for_this_host_only_where_there_is_https(manager: T
             first, *rest = cookie.split("; ")
             assert [first.partition("=")[0] + "=", *sorted(rest)] == wanted
             assert (await visitor.get("queues")).headers.get_list("set-cookie") == []
+            token = first.partition("=")[2]
+            done = await visitor._client.post("queues/pause", data={"queue": "a", "form_token": token}, headers=SAME)
+            said = done.headers["set-cookie"]
+            assert said.startswith("__Host-taskmanager_said=" if scheme == "https" else "taskmanager_said=")
+            assert "is paused" in await visitor.text("queues")
+            assert "is paused" not in await visitor.text("queues")
 
 
 async def test_still_allowed_asks_auth_again(manager: TaskManager) -> None:
