@@ -121,3 +121,25 @@ def test_open_page_lets_the_application_stop(visitor: Visitor, of_shop: Served) 
     of_shop.tell("gate")
     of_shop.server.stop()
     expect(visitor.page.get_by_role("alert")).to_contain_text("does not answer")
+
+
+def test_form_that_is_being_filled_in_stays_as_it_is(visitor: Visitor, of_shop: Served) -> None:
+    """Also where the focus has left the field: what was typed is not lost while the list goes on."""
+    page = visitor.go("tasks")
+    page.get_by_label("Function").fill("shop.")
+    page.get_by_role("heading", name="Tasks").click()
+    count = page.locator(".list-head .count")
+    before = count.inner_text()
+    of_shop.tell("load", {"args": ["a.csv"]})
+    expect(count).not_to_have_text(before)
+    expect(page.get_by_label("Function")).to_have_value("shop.")
+
+
+def test_marked_text_stays_marked(visitor: Visitor, of_shop: Served) -> None:
+    """So that it can be copied from a page that lives."""
+    page = visitor.go("queues")
+    marked = "getSelection().selectAllChildren(document.querySelector('#queue-mail th')), getSelection().toString()"
+    assert page.evaluate(marked) == "mail"
+    of_shop.tell("load", {"args": ["a.csv"]})
+    expect(waiting_count(page, "imports")).to_have_text(str(unfinished_count(of_shop, "imports") - 1))
+    assert page.evaluate("getSelection().toString()") == "mail"
