@@ -47,7 +47,8 @@ _PASSING: Final = re.compile(r"(<time\b[^>]*>)[^<]*</time>")
 _TONES: Final = {
     "COMPLETED": "good", "FAILED": "bad", "RUNNING": "busy", "PENDING": "calm", "CLAIMED": "calm", "READY": "calm",
     "ENQUEUED": "calm", "CANCELLED": "off", "EXPIRED": "warn", "INTERRUPTED": "warn", "PAUSED": "warn",
-    "SKIPPED": "off", "open": "good", "WORKER_FAILURE": "bad", "alive": "good", "frozen": "warn", "dead": "bad",
+    "SKIPPED": "off", "not declared": "warn", "open": "good", "WORKER_FAILURE": "bad", "alive": "good",
+    "frozen": "warn", "dead": "bad",
     "stopping": "warn", "storage degraded": "bad",
 }  # fmt: skip
 _SIGNS: Final = {"good": "✓", "bad": "✕", "busy": "▶", "calm": "○", "off": "–", "warn": "!"}

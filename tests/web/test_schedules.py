@@ -88,3 +88,21 @@ async def test_schedules_of_a_file_whose_application_is_down_say_so(tmp_path: Pa
         html = await visitor.text("schedules")
     assert "No instance is running" in html
     assert not re.search(r"<form[^>]+schedules/", html)
+
+
+async def test_schedule_that_nobody_declares_is_told_apart(tmp_path: Path) -> None:
+    """A schedule of an earlier release stands in the file, and fires no more."""
+    before = manager_on(tmp_path)
+
+    @before.schedule(every=3_600, name="old")
+    @before.task(name="app:sweep")
+    async def sweep() -> None: ...
+
+    async with before:
+        pass
+    manager = manager_on(tmp_path)
+    async with manager, visit(manager) as visitor:
+        html = await visitor.text("schedules")
+        row = html.partition('id="schedule-old"')[2].partition("</tr>")[0]
+        assert "not declared" in row
+        assert "<circle" not in row
