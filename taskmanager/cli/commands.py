@@ -27,6 +27,7 @@ Examples:
   taskmanager list --status FAILED     what went wrong lately
   taskmanager show 4c1f3a              one task, by the end of its id
   taskmanager retry 4c1f3a             run it again
+  taskmanager web                      all of it in the browser
 
 --db PATH, or $TASKMANAGER_DB, names the file (default tasks.db). The commands need only that file, whether the
 application is running or not. Every command has its own --help; docs/command-line.md has the rest.

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.logger import Raised, logger
-from taskmanager.web.mounting import inner_scope, place_of
+from taskmanager.web.mounting import Place, inner_scope, place_of
 from taskmanager.web.render import COOKIE_PATH, FORM_FIELD, SECURE_PREFIX, is_secure, refusal_page
 from taskmanager.web.site import Level, Viewer
 
@@ -101,9 +101,7 @@ class Guard:
             level = await self._allowed(request)
             body = None if request.method in _READS else await self._form(request, level, token)
         except Refusal as refused:
-            page = refusal_page(self._title, place.up, refused.status_code, refused.what, refused.cure)
-            page.headers.update(refused.headers)
-            await page(scope, receive, plain)
+            await self._refusal(request, place, refused)(scope, receive, plain)
         except ClientDisconnect:
             return
         else:
@@ -114,6 +112,18 @@ class Guard:
             inner = inner_scope(scope, place)
             inner[_VIEWER], inner[_ASK] = Viewer(level, name_of(request), token), partial(self._still_allows, request)
             await self._app(inner, receive if body is None else _again(body, receive), send)
+
+    def _refusal(self, request: Request, place: Place, refused: Refusal) -> Response:
+        """Return the page that says why. Only a person who opens a page can be led to another one to sign in.
+
+        A script would not get there, and of a form the policy of the page lets nobody lead to another site.
+        """
+        status_code, headers = refused.status_code, refused.headers
+        if status_code < 400 and (request.method not in _READS or "x-live" in request.headers):
+            status_code, headers = 401, {}
+        page = refusal_page(self._title, place.up, status_code, refused.what, refused.cure)
+        page.headers.update(headers)
+        return page
 
     async def _allowed(self, request: Request) -> Level:
         """Return what the sender of a request may do. Raise `Refusal` if that is nothing."""

@@ -108,6 +108,22 @@ async def test_auth_may_refuse_as_starlette_does(manager: TaskManager, caplog: p
     assert caplog.text.count("auth has failed") == 2
 
 
+async def test_only_who_opens_a_page_is_led_away_to_sign_in(manager: TaskManager) -> None:
+    """An open page says that its session is over; a form does not end at another site, which browsers would refuse."""
+
+    async def leading(_request: Request) -> Any:
+        raise HTTPException(303, headers={"Location": "https://sso.example.com/"})
+
+    async with visitor_with(manager, leading) as visitor:
+        opened = await visitor.get("queues")
+        looked = await visitor.get("queues", **{"x-live": "1"})
+        posted = await visitor._client.post("queues/pause", data={"queue": "a"}, headers=SAME)
+    assert (opened.status_code, opened.headers["location"]) == (303, "https://sso.example.com/")
+    for answer in (looked, posted):
+        assert (answer.status_code, "location" in answer.headers) == (401, False)
+        assert "ign in to see this page" in answer.text
+
+
 async def test_nobody_gets_a_page_an_asset_or_a_word_of_health(manager: TaskManager) -> None:
     """Except for what the page that says so is made of."""
     async with visit(manager, None) as visitor:
