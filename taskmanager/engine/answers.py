@@ -108,10 +108,13 @@ class Answers:
         self._mark = mark
         self._listener = listener
         self._has_history_again = False
+        self.arrived: set[str] = set()
+        """The tasks of the last batch whose writes lost to an earlier one of this instance, which had no answer."""
 
     def take_in(self, batch: Sequence[Sent], report: CommitReport) -> bool:
         """Tell everybody what became of theirs. Return whether a record of history must be written once more."""
         self._has_history_again = False
+        self.arrived = set()
         is_troubled = bool(report.lost or report.rejected)
         for sent in map(self._outbox.as_it_was, batch) if is_troubled else batch:
             live = sent[0]
@@ -156,6 +159,7 @@ class Answers:
             if row is None or not _is_ours(live, row, self._listener.is_dead):
                 self._listener.lost(live, row)
                 return
+            self.arrived.add(live.task_id)
             saving.committed = expected_of(row)
             # A start that was taken back here may be the one that arrived; the count of a row never goes back.
             live.start_count = max(live.start_count, row.start_count)

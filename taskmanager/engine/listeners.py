@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextvars import Context
 from typing import Final
 
@@ -198,14 +198,16 @@ class Listeners:
             before, saving.told = saving.told or saving.committed, after
             self._change(before, after, live.attempts_due, live, live.row())
 
-    def committed(self, batch: Sequence[Sent], report: CommitReport) -> None:
-        """Changes of persisted tasks are in the store, but for those that the report names."""
+    def committed(self, batch: Sequence[Sent], report: CommitReport, arrived: Container[str]) -> None:
+        """Changes of persisted tasks are in the store, but for those that the report names. Of these, `arrived` are the
+        tasks whose rows were written here before.
+        """
         is_troubled = bool(report.lost or report.rejected)
         for sent in batch:
             live = sent.live
             if not live.is_persisted or (not is_troubled and self._is_plain(live, sent.state, sent.write)):
                 continue
-            if live.task_id not in report.rejected:
+            if live.task_id not in report.rejected and (live.task_id not in report.lost or live.task_id in arrived):
                 try:
                     self._is_written(live, sent, report)
                 except Exception:  # a mistake of ours with an event must not keep anything from being saved
@@ -233,12 +235,8 @@ class Listeners:
     def _is_written(self, live: LiveTask, sent: Sent, report: CommitReport) -> None:
         write, state = sent.write, sent.state
         row = write.row if type(write) is TaskWrite else None
-        if live.task_id in report.lost:
-            row = report.lost[live.task_id]
-            # An earlier commit of ours has arrived after all. Any other row is another's.
-            if row is None or live.is_duplicate or live.saving.committed != expected_of(row):
-                return
-            state = expected_of(row)
+        if (found := report.lost.get(live.task_id)) is not None:  # an earlier commit of ours has arrived after all
+            row, state = found, expected_of(found)
         self._has_arrived(sent, state, row)
 
     def _has_arrived(self, sent: Sent, state: Expected, row: TaskRow | None) -> None:

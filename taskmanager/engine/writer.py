@@ -395,7 +395,7 @@ class Writer:
         self.outbox.settle()
         self._history_due.is_now |= self._answers.take_in(batch, report)
         if self.listeners is not None:
-            self.listeners.committed(batch, report)
+            self.listeners.committed(batch, report, self._answers.arrived)
         self._flushes.end(self.outbox.has_passed)
         if report.advance.readied or report.advance.ended:
             self._listener.advanced(report.advance)

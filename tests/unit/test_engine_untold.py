@@ -109,6 +109,36 @@ async def test_a_task_that_is_put_back_is_told_before_its_start() -> None:
         assert words(handle.task_id) == "enqueued started failed enqueued started completed"
 
 
+async def test_a_key_that_is_enqueued_again_is_told_though_the_answer_is_lost() -> None:
+    """Its row was put over the one that had failed, and the next write finds it there."""
+    manager, log = manager_of(), list[int]()
+    words = words_of(manager)
+
+    @manager.task(persist=True)
+    async def work() -> None:
+        log.append(current_task().attempt)
+        if len(log) == 1:
+            raise ValueError
+
+    async with world_of(manager) as (world, store):
+        handle = work.with_options(idempotency_key="a").enqueue()
+        await handle.result()
+        await manager.flush()
+        await manager.pause("default")
+        store.hold("commit")
+        again = work.with_options(idempotency_key="a").enqueue()
+        await store.until_held("commit")  # that which finds the row of the first call
+        store.fail("commit", after=True)
+        store.let_go()
+        await manager.flush()
+        await manager.resume("default")
+        await again
+        await manager.flush()
+        await world.idle()
+        assert log == [1, 2]
+        assert words(handle.task_id) == "enqueued started failed enqueued started completed"
+
+
 def test_the_oldest_is_forgotten_where_there_is_no_room() -> None:
     """The oldest of it: of these nobody hears any more here, and what is new must find room."""
     untold = Untold()

@@ -300,7 +300,7 @@ async def test_plain_changes_are_told_as_the_rule_tells_them(monkeypatch: pytest
             base, state = live.saving.committed, live.expectation()
             write = write_of(live, base)
             live.saving.committed = state
-            made.committed([Sent(live, state, base, write)], CommitReport({}, {}))
+            made.committed([Sent(live, state, base, write)], CommitReport({}, {}), ())
             expected += [step[:2] for step in steps_between(base, state, write.attempts)]
         assert [(told[0], told[2]) for told in noted] == expected, stages
         noted.clear()
