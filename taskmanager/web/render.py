@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.meta import find_referenced_templates
 from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -72,6 +73,8 @@ class Sheet(NamedTuple):
 
 async def drawn(request: Request, view: View, clock: Clock) -> Sheet:
     """Return the page that shows this. Drawing lets the loop of the application have its turn at short intervals."""
+    if view.template not in _compiled:
+        await asyncio.to_thread(_compile, view.template)
     parts, turn_s = list[str](), clock.elapsed_s()
     for part in _environment.get_template(view.template).generate(_values(request, view)):
         parts.append(part)
@@ -79,6 +82,16 @@ async def drawn(request: Request, view: View, clock: Clock) -> Sheet:
             await asyncio.sleep(0)
             turn_s = clock.elapsed_s()
     return _sheet("".join(parts), view)
+
+
+def _compile(name: str) -> None:
+    """Compile a template, and those that it names. A large one takes 100 ms, the first time that somebody sees it."""
+    if name not in _compiled:
+        for each in find_referenced_templates(_environment.parse(_loader.get_source(_environment, name)[0])):
+            if each is not None:
+                _compile(each)
+        _environment.get_template(name)
+        _compiled.add(name)
 
 
 def _sheet(html: str, view: View) -> Sheet:
@@ -249,9 +262,13 @@ def sign(name: str) -> str:
     return _SIGNS[tone(name)]
 
 
+_loader: Final = PackageLoader("taskmanager.web")
+_compiled: Final[set[str]] = set()
+
+
 def _environment_of_pages() -> Environment:
     made = Environment(
-        loader=PackageLoader("taskmanager.web"),
+        loader=_loader,
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
