@@ -199,7 +199,7 @@ def retry(task_ids: tuple[str, ...], force: bool, from_start: bool, **options: A
 
         return on
 
-    possible = TERMINAL if force else TERMINAL - {TaskStatus.COMPLETED}
+    possible = TERMINAL if force else acts.RETRYABLE
     return _act_on(Action("retry", "waiting", (TaskStatus.FAILED,), possible, act), task_ids, **options)
 
 

@@ -21,7 +21,7 @@ from taskmanager.model.clock import Clock
 from taskmanager.model.errors import ArgumentError, StoreError, StoreUnavailable
 from taskmanager.model.ids import new_task_id
 from taskmanager.model.record import TaskRow, TaskWrite, UnreadableRow
-from taskmanager.model.states import LIVE, TaskStatus
+from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
 from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite.workflow_views import WorkflowView
 
@@ -31,6 +31,9 @@ WRITE_PAUSE_S: Final = 0.1
 OUTCOME_PATIENCE_S: Final = 1.0  # how long a cancel waits for the instances that it has asked
 OUTCOME_PAUSE_S: Final = 0.05
 CHANGED: Final = "it has changed meanwhile; look at it again"
+GONE: Final = "its record was deleted meanwhile"
+RETRYABLE: Final = TERMINAL - {TaskStatus.COMPLETED}
+"""The statuses of tasks that are retried without `force`."""
 
 # The functions are unknown here, and their codecs: what is written is what recovery writes of unknown functions.
 _UNTYPED: Final = RowCodec({})
@@ -76,7 +79,7 @@ async def in_pages(store: Store, act: Act, task_ids: Sequence[str]) -> list[Answ
         rows = await store.fetch_ids(page)
         answers += await act([rows[task_id] for task_id in page if task_id in rows])
         gone = (task_id for task_id in page if task_id not in rows)
-        answers += [Answer(task_id, False, "gone", "its record was deleted meanwhile") for task_id in gone]
+        answers += [Answer(task_id, False, "gone", GONE) for task_id in gone]
     return answers
 
 
@@ -104,6 +107,11 @@ def _retried(row: TaskRow, reason: str | None, has_won: bool, now_us: int) -> An
 
 
 # Cancel.
+
+
+def why_not_cancelled(row: TaskRow) -> str | None:
+    """Return why a task cannot be cancelled, or None."""
+    return None if row.status in LIVE else f"it is {row.status} already"
 
 
 async def cancel(store: Store, rows: Sequence[TaskRow], clock: Clock, database: Path | None) -> list[Answer]:
@@ -145,7 +153,7 @@ async def _wait_for_end(store: Store, asked: Sequence[str]) -> dict[str, TaskSta
 
 def _cancelled(row: TaskRow, is_done: bool, is_orphan: bool, ended: TaskStatus | None) -> Answer:
     if not is_done:
-        return Answer(row.task_id, False, "refused", CHANGED if row.status in LIVE else f"it is {row.status} already")
+        return Answer(row.task_id, False, "refused", why_not_cancelled(row) or CHANGED)
     if is_free(row) or ended is TaskStatus.CANCELLED:
         return Answer(row.task_id, True, "cancelled")
     remark = "it was asked to stop, and has not ended yet"
@@ -160,7 +168,7 @@ def _cancelled(row: TaskRow, is_done: bool, is_orphan: bool, ended: TaskStatus |
 
 
 def why_not_enqueued_again(row: TaskRow) -> str | None:
-    """Why no other task can be made after this one, or None."""
+    """Return why no other task can be made after this one, or None."""
     if isinstance(row, UnreadableRow):
         return row.fault
     if row.args is None or row.kwargs is None:

@@ -28,7 +28,7 @@ def policy(row: TaskRow) -> str:
     return ", ".join([*parts, escaped(f"{options.get('lane', 'async')} lane")])
 
 
-def place_of(row: TaskRow, owner: InstanceRow | None) -> str:
+def process_of(row: TaskRow, owner: InstanceRow | None) -> str:
     """Return the process that has the task, or had it; an empty text if there is none."""
     if row.claimed_by_worker_id is None or row.claimed_by_worker_id == HELD:
         return ""

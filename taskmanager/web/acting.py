@@ -14,12 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from taskmanager.console import acts
-from taskmanager.console.acts import CHANGED, Answer
+from taskmanager.console.acts import CHANGED, GONE, Answer
 from taskmanager.engine.actions import why_not_again
 from taskmanager.manager import TaskManager
 from taskmanager.model.errors import UnknownTask, unknown_task
 from taskmanager.model.record import TaskRow
-from taskmanager.model.states import LIVE
 from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite.queries import fetch
 from taskmanager.web.forms import audit, form_of
@@ -29,7 +28,6 @@ from taskmanager.web.source import Source
 
 BATCH: Final = 100
 """Tasks whose records are in memory at once: an argument may have 8 MB."""
-GONE: Final = "its record was deleted meanwhile"
 
 
 class Way(NamedTuple):
@@ -55,7 +53,7 @@ CANCEL: Final = Way(
     "cancelled",
     lambda manager, task_id: manager.cancel(task_id),
     lambda source, store, rows: acts.cancel(store, rows, source.clock, source.database),
-    lambda row: None if row.status in LIVE else f"it is {row.status} already",
+    acts.why_not_cancelled,
 )
 
 

@@ -12,14 +12,15 @@ from typing import Any, Final, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from taskmanager.console.acts import Answer
+from taskmanager.console.acts import RETRYABLE, Answer
 from taskmanager.console.figures import MAX_CHARS, cut
 from taskmanager.model.record import TaskRow
-from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
+from taskmanager.model.states import LIVE, TaskStatus
 from taskmanager.store.sqlite.scanning import Counted, count_up_to, newest_matching, page_ids
 from taskmanager.store.sqlite.search import Search
+from taskmanager.store.sqlite.windows import Cursor
 from taskmanager.web.acting import CANCEL, Way, act, retry_way
-from taskmanager.web.filters import Cursor, Filter, place_of, place_text, read_filter, told
+from taskmanager.web.filters import Filter, cursor_of, cursor_text, read_filter, told
 from taskmanager.web.forms import form_of
 from taskmanager.web.render import View, refuse
 from taskmanager.web.site import Site, site_of, viewer_of
@@ -45,14 +46,19 @@ class Verb(NamedTuple):
         """Return the statuses of the filter that this can be done to."""
         return tuple(each for each in asked.statuses or self.default if each in self.possible)
 
+    def is_for(self, asked: Filter) -> bool:
+        """Return whether this can be done to tasks of the filter. It is never done to all tasks of the file at once."""
+        return not asked.faults and not asked.is_everything and bool(self.statuses(asked))
+
 
 RETRY: Final = Verb(
-    "retry", retry_way(), TERMINAL - {TaskStatus.COMPLETED}, (TaskStatus.FAILED,),
+    "retry", retry_way(), RETRYABLE, (TaskStatus.FAILED,),
     "will run as soon as an instance has room",
 )  # fmt: skip
 CANCEL_ALL: Final = Verb(
     "cancel", CANCEL, LIVE, tuple(each for each in TaskStatus if each in LIVE), "are cancelled, or were asked to stop"
 )
+VERBS: Final = (RETRY, CANCEL_ALL)
 
 
 class Course(NamedTuple):
@@ -73,9 +79,9 @@ class Course(NamedTuple):
 
     def fields(self) -> Mapping[str, str]:
         """Return what the form carries, so that the next page goes on from there."""
-        after = "" if self.after is None else place_text(self.after)
+        after = "" if self.after is None else cursor_text(self.after)
         numbers = {name: str(int(getattr(self, name))) for name in ("total", "is_capped", "done", "refused")}
-        return {"until": place_text(self.until), "after": after, "why": self.why, **numbers}
+        return {"until": cursor_text(self.until), "after": after, "why": self.why, **numbers}
 
     def further(self, answers: list[Answer], after: Cursor | None) -> "Course":
         """Return the course with a page more."""
@@ -88,7 +94,7 @@ class Course(NamedTuple):
 
 def course_of(fields: Mapping[str, str]) -> Course | None:
     """Return the course that a form carries, or None if it carries none."""
-    until, after = place_of(fields.get("until", "")), place_of(fields.get("after", ""))
+    until, after = cursor_of(fields.get("until", "")), cursor_of(fields.get("after", ""))
     numbers = [
         int(text) if _NUMBER.fullmatch(text := fields.get(name, "")) else 0 for name in ("total", "done", "refused")
     ]

@@ -29,9 +29,10 @@ from taskmanager.model.escaping import escaped
 from taskmanager.model.record import PAYLOAD, TaskRow
 from taskmanager.store.sqlite.scanning import scan
 from taskmanager.store.sqlite.search import Search, error_messages
+from taskmanager.store.sqlite.windows import Cursor
 from taskmanager.store.sqlite.workflow_views import workflows_of
 from taskmanager.store.statistics import OwnWorkflow
-from taskmanager.web.filters import Cursor, read_filter, told
+from taskmanager.web.filters import read_filter, told
 from taskmanager.web.forms import audit
 from taskmanager.web.guard import still_allowed
 from taskmanager.web.render import refuse

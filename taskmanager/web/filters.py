@@ -17,9 +17,7 @@ from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.sqlite.rows import Undecodable
 from taskmanager.store.sqlite.search import Search
-
-Cursor = tuple[int, str]
-"""The place of a task in a list: when it was sent, and its id."""
+from taskmanager.store.sqlite.windows import Cursor
 
 MAX_CHARS: Final = 1_000
 """How long a value may be. No name of the library is longer, and nobody types more."""
@@ -77,7 +75,7 @@ class Filter(NamedTuple):
         pairs += [("task", self.task), ("queue", self.queue)]
         pairs += [("tag", f"{name}:{value}") for name, value in self.tags]
         pairs += [("error", self.error), ("since", since), ("text", self.text)]
-        pairs += [] if before is None else [("before", place_text(before))]
+        pairs += [] if before is None else [("before", cursor_text(before))]
         return urlencode([(name, value) for name, value in pairs if value])
 
 
@@ -169,7 +167,7 @@ class _Reading:
     def before(self) -> Cursor | None:
         """Return the place where the list begins."""
         text = self.one("before")
-        place = place_of(text)
+        place = cursor_of(text)
         if text and place is None:
             self._fault(f"before {_shown(text)} is no place in a list; follow the links to older tasks")
         return place
@@ -187,13 +185,13 @@ def _instant(text: str) -> int | None:
     return max(0, to_us(found if found.tzinfo is not None else found.replace(tzinfo=UTC)))
 
 
-def place_text(place: Cursor) -> str:
+def cursor_text(place: Cursor) -> str:
     """Return a place as text for an address. An id that is not UTF-8 is written as its bytes."""
     sent_at, task_id = place
     return f"{sent_at}.~{task_id.raw.hex()}" if isinstance(task_id, Undecodable) else f"{sent_at}.{task_id}"
 
 
-def place_of(text: str) -> Cursor | None:
+def cursor_of(text: str) -> Cursor | None:
     """Return the place that a text of an address means, or None."""
     match = re.fullmatch(r"([0-9]{1,18})\.(.*)", text, re.DOTALL)
     if match is None or int(match[1]) > LAST_US or not _is_text(text):

@@ -9,13 +9,12 @@ from starlette.requests import Request
 from taskmanager.console.overview import Overview
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.sqlite.figures import series
+from taskmanager.store.sqlite.scanning import COUNT_CAP
 from taskmanager.store.statistics import TaskFailures, TaskPace
 from taskmanager.web.pace import HOUR, STRETCHES, Past, Stretch, past_of
 from taskmanager.web.render import View
 from taskmanager.web.site import site_of
 
-MAX_COUNTED: Final = 10_000
-"""More than so many tasks of a status are only said to be more, as on the page of tasks."""
 PAST_S: Final = 5.0
 """How long the charts are good for: with 200 names they take 15 ms, and show minutes."""
 MAX_RUNNING: Final = 12
@@ -83,7 +82,7 @@ def sentences_of(overview: Overview) -> list[str]:
 def tiles_of(overview: Overview) -> tuple[Tile, ...]:
     """Return the counts by status, cut where the page of tasks stops counting too."""
     return tuple(
-        Tile(each, min(count, MAX_COUNTED), count > MAX_COUNTED or each in overview.capped)
+        Tile(each, min(count, COUNT_CAP), count > COUNT_CAP or each in overview.capped)
         for each, count in ((status, overview.counts[status]) for status in TaskStatus)
     )
 

@@ -10,7 +10,7 @@ from taskmanager.codec.report import number_or_none
 from taskmanager.console.documents import parsed
 from taskmanager.console.figures import MAX_CHARS, cut, exact, size, workflow_label
 from taskmanager.console.outlook import outlook, surroundings
-from taskmanager.console.record import place_of, policy, progress_of, so_far, step_until
+from taskmanager.console.record import policy, process_of, progress_of, so_far, step_until
 from taskmanager.engine.actions import why_not_again
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow
@@ -140,7 +140,7 @@ def _page(site: Site, view: TaskView, running: RunningTask | None) -> dict[str, 
         "tags": _tags(row),
         "workflow_label": "" if view.workflow is None else workflow_label(view.workflow),
         "policy": policy(row),
-        "place": place_of(row, around.owner),
+        "process": process_of(row, around.owner),
         "so_far": so_far(row),
         "due_at": row.enqueued_at if row.status in WAITING and row.enqueued_at < LAST_US else None,
         "ended_at": ended_at,

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from taskmanager.console.acts import RETRYABLE
 from taskmanager.console.figures import MAX_CHARS
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import LAST_US
@@ -24,9 +25,11 @@ from taskmanager.model.wording import why
 from taskmanager.store.sqlite.queries import SUMMARY, fetch_ids
 from taskmanager.store.sqlite.scanning import Counted, Scanned, count_up_to, scan
 from taskmanager.store.sqlite.search import Search, error_messages, memory_only
+from taskmanager.store.sqlite.windows import Cursor
 from taskmanager.store.sqlite.workflow_views import workflows_of
 from taskmanager.store.statistics import OwnWorkflow
-from taskmanager.web.filters import Cursor, Filter, read_filter, told
+from taskmanager.web.bulk import VERBS
+from taskmanager.web.filters import Filter, read_filter, told
 from taskmanager.web.render import View, up_of
 from taskmanager.web.site import site_of
 
@@ -38,7 +41,6 @@ ROWS_HEADER: Final = "x-rows"
 MAX_ID_CHARS: Final = 1_000
 SINCE: Final = (("15m", "last 15 minutes"), ("1h", "last hour"), ("1d", "last day"), ("7d", "last 7 days"))
 _PART_OF_ID: Final = re.compile(r"[0-9a-fA-F-]{6,36}")
-RETRYABLE: Final = TERMINAL - {TaskStatus.COMPLETED}
 
 
 class Line(NamedTuple):
@@ -119,7 +121,7 @@ async def show(request: Request) -> View | Response:
     values: dict[str, Any] = {
         "asked": asked, "listing": listing, "statuses": tuple(TaskStatus), "sinces": _sinces(asked),
         "told": _told(asked, listing), "filter_part": query_part(asked.query()), "older": _older(asked, listing),
-        "bulk": _bulk(asked), "hides_arguments": site.hide_arguments,
+        "verbs": [verb for verb in VERBS if verb.is_for(asked)], "hides_arguments": site.hide_arguments,
         "part": asked.text.strip() if _PART_OF_ID.fullmatch(asked.text.strip()) else "",
     }  # fmt: skip
     if listing is None:
@@ -205,15 +207,6 @@ def _older(asked: Filter, listing: Listing | None) -> str:
     if listing is None or listing.reached is None:
         return ""
     return query_part(asked.query(before=listing.reached))
-
-
-def _bulk(asked: Filter) -> Mapping[str, bool]:
-    """Return which actions on all tasks of the filter make sense."""
-    is_meant = not asked.is_everything and not asked.faults
-    return {
-        "retry": is_meant and (not asked.statuses or not RETRYABLE.isdisjoint(asked.statuses)),
-        "cancel": is_meant and (not asked.statuses or not LIVE.isdisjoint(asked.statuses)),
-    }
 
 
 def _sinces(asked: Filter) -> list[tuple[str, str]]:

@@ -8,9 +8,10 @@ from starlette.requests import Request
 
 from taskmanager.console.figures import MAX_CHARS, cause, stored_error
 from taskmanager.model.workflows import ENDED_WORKFLOW, WorkflowRow, WorkflowStatus
+from taskmanager.store.sqlite.windows import Cursor
 from taskmanager.store.sqlite.workflow_rows import fetch_workflows
 from taskmanager.store.sqlite.workflow_views import Progress, progress_of
-from taskmanager.web.filters import Cursor, place_of, place_text
+from taskmanager.web.filters import cursor_of, cursor_text
 from taskmanager.web.render import View
 from taskmanager.web.site import site_of
 
@@ -36,10 +37,10 @@ async def show(request: Request) -> View:
     given = request.query_params
     status, name = given.get("status", "").upper(), given.get("name", "").strip()
     status = status if status in STATUSES else ""
-    before = place_of(given.get("before", ""))
+    before = cursor_of(given.get("before", ""))
     lines = await site_of(request).source.look(_look, status or None, name or None, before)
     last = lines[PAGE - 1].row if len(lines) > PAGE else None
-    older = None if last is None else place_text((last.sent_at, last.id))
+    older = None if last is None else cursor_text((last.sent_at, last.id))
     shown = {
         "lines": lines[:PAGE], "older": older, "status_asked": status, "name_asked": name, "statuses": STATUSES,
         "is_first": before is None,

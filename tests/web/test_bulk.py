@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from taskmanager import TaskManager
+from taskmanager.store.sqlite.windows import Cursor
 from taskmanager.web.bulk import PAGE, Course, course_of
-from taskmanager.web.filters import Cursor
 from tests.web.rows import DATABASE, first_failure, multiply, query
 from tests.web.visitor import Visitor, visit
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from taskmanager.model.clock import HOUR_US, SECOND_US
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.sqlite.rows import Undecodable
-from taskmanager.web.filters import MAX_CHARS, Filter, place_of, place_text, read_filter, told
+from taskmanager.web.filters import MAX_CHARS, Filter, cursor_of, cursor_text, read_filter, told
 
 NOW = 1_764_480_000_000_000
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)
@@ -126,12 +126,12 @@ def test_filter_never_raises(pairs: list[tuple[str, str]]) -> None:
 @pytest.mark.parametrize("task_id", ["01a22079-3add-750c-9d03-39fd28862abb", "", "a.b", "~", "~zz", "ü\n", "\0"])
 def test_place_is_read_again_from_its_text(task_id: str) -> None:
     """A page goes on exactly where the one before it has ended."""
-    assert place_of(place_text((5, task_id))) == (5, task_id)
+    assert cursor_of(cursor_text((5, task_id))) == (5, task_id)
 
 
 def test_place_keeps_the_bytes_of_an_id_that_is_no_text() -> None:
     """Its replacement has another place in the order, so a page would skip tasks or show them twice."""
-    found = place_of(place_text((5, Undecodable(b"\xff\xfe"))))
+    found = cursor_of(cursor_text((5, Undecodable(b"\xff\xfe"))))
     assert found is not None
     assert isinstance(found[1], Undecodable)
     assert found[1].raw == b"\xff\xfe"

@@ -9,7 +9,8 @@ import pytest
 from taskmanager import TaskManager, current_task
 from taskmanager.console.overview import NO_COUNTS
 from taskmanager.model.states import TaskStatus
-from taskmanager.web.overview import MAX_COUNTED, MAX_ROWS, sentences_of, tiles_of, troubles_of, values_of
+from taskmanager.store.sqlite.scanning import COUNT_CAP
+from taskmanager.web.overview import MAX_ROWS, sentences_of, tiles_of, troubles_of, values_of
 from tests.unit.console_overviews import BAD_DAY, BUSY, EMPTY, queue
 from tests.web.visitor import manager_on, visit
 
@@ -123,10 +124,10 @@ async def test_manager_in_memory_has_an_overview_too() -> None:
 
 def test_tiles_say_no_more_than_that_there_are_more_than_10_000() -> None:
     """As the page of tasks does, to which they lead."""
-    counts = {**NO_COUNTS, TaskStatus.PENDING: MAX_COUNTED, TaskStatus.FAILED: MAX_COUNTED + 1}
+    counts = {**NO_COUNTS, TaskStatus.PENDING: COUNT_CAP, TaskStatus.FAILED: COUNT_CAP + 1}
     tiles = {each.status: each for each in tiles_of(replace(EMPTY, counts=counts))}
-    assert (tiles[TaskStatus.PENDING].number, tiles[TaskStatus.PENDING].is_capped) == (MAX_COUNTED, False)
-    assert (tiles[TaskStatus.FAILED].number, tiles[TaskStatus.FAILED].is_capped) == (MAX_COUNTED, True)
+    assert (tiles[TaskStatus.PENDING].number, tiles[TaskStatus.PENDING].is_capped) == (COUNT_CAP, False)
+    assert (tiles[TaskStatus.FAILED].number, tiles[TaskStatus.FAILED].is_capped) == (COUNT_CAP, True)
 
 
 def test_tiles_of_counts_that_were_cut_say_that_there_are_more() -> None:

@@ -22,7 +22,7 @@ from taskmanager.console.figures import (
     workflow_label,
 )
 from taskmanager.console.outlook import Outlook
-from taskmanager.console.record import place_of, policy, progress_of, so_far, step_until
+from taskmanager.console.record import policy, process_of, progress_of, so_far, step_until
 from taskmanager.console.terminal.tables import STATUS_STYLES
 from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow
@@ -127,7 +127,7 @@ def _fact_lines(record: Record) -> Iterator[tuple[str, str]]:
     yield "good until", _instant(row.good_until, now)
     if row.cancel_requested_at is not None:
         yield "cancel", f"requested {_instant(row.cancel_requested_at, now)}"
-    yield "instance", place_of(row, record.owner)
+    yield "instance", process_of(row, record.owner)
     progress = parsed(row.progress or "null")
     yield "progress", progress_of(progress) if isinstance(progress, Mapping) else ""
     yield "so far", so_far(row)
