@@ -14,8 +14,8 @@ from taskmanager.manager import TaskManager
 from taskmanager.model.errors import ConfigurationError, StoreError, TaskManagerError
 from taskmanager.web import (
     acting,
-    again,
     bulk,
+    enqueue_again,
     export,
     failures,
     health,
@@ -40,7 +40,7 @@ Page = Callable[[Request], Awaitable[View | Response]]
 PAGES: Final[tuple[tuple[str, Page], ...]] = (
     ("/", overview.show),
     ("/tasks/{task_id}", task.show),
-    ("/tasks/{task_id}/enqueue", again.show),
+    ("/tasks/{task_id}/enqueue", enqueue_again.show),
     ("/tasks", tasks.show),
     ("/failures", failures.show),
     ("/schedules", schedules.show),
@@ -63,7 +63,7 @@ ANSWERS: Final[tuple[tuple[str, Page, str], ...]] = (
     ("/bulk/cancel", bulk.cancel, "POST"),
     ("/tasks/{task_id}/retry", acting.retry_one, "POST"),
     ("/tasks/{task_id}/cancel", acting.cancel_one, "POST"),
-    ("/tasks/{task_id}/enqueue", again.enqueue, "POST"),
+    ("/tasks/{task_id}/enqueue", enqueue_again.enqueue, "POST"),
     ("/schedules/pause", schedules.pause, "POST"),
     ("/schedules/resume", schedules.resume, "POST"),
     ("/schedules/run", schedules.run, "POST"),

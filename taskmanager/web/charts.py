@@ -70,6 +70,18 @@ class Chart(NamedTuple):
         return {kind: "".join(boxes) for kind, boxes in found.items()}
 
     @property
+    def view_box(self) -> str:
+        """Return the size of the box, as an SVG has it."""
+        return f"0 0 {WIDTH} {HEIGHT}"
+
+    @property
+    def grid(self) -> str:
+        """Return the `d` of a path with a line at each level and at each quarter."""
+        rows, columns = len(self.levels) - 1, range(1, QUARTERS)
+        levels = [f"M0 {_two(number * HEIGHT / rows)}H{WIDTH}" for number in range(rows + 1)]
+        return "".join([*levels, *(f"M{WIDTH * number // QUARTERS} 0V{HEIGHT}" for number in columns)])
+
+    @property
     def is_empty(self) -> bool:
         """Return whether there is nothing to see."""
         return not any(each.pieces for each in self.slots) and not any(each.parts for each in self.lines)

@@ -11,7 +11,7 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.store.sqlite.figures import series
 from taskmanager.store.sqlite.scanning import COUNT_CAP
 from taskmanager.store.statistics import TaskFailures, TaskPace
-from taskmanager.web.pace import HOUR, STRETCHES, Past, Stretch, past_of
+from taskmanager.web.past import HOUR, STRETCHES, Past, Stretch, past_of
 from taskmanager.web.render import View
 from taskmanager.web.site import site_of
 

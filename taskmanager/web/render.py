@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote, urlencode
 
@@ -36,6 +36,7 @@ SAID: Final = "taskmanager_said"
 """The cookie with the sentence that the next page shows once: what became of the action."""
 SAID_S: Final = 30
 MAX_SAID: Final = 500
+MAX_LIKE: Final = 20
 COOKIE_PATH: Final = "/"
 SECURE_PREFIX: Final = "__Host-"
 """Of a cookie over https: a browser takes it only from this very host, and not from a neighbour in the same domain."""
@@ -158,6 +159,14 @@ def _said_name(request: Request) -> str:
 def refuse(request: Request, status_code: int, what: str, cure: str) -> Response:
     """Return a page that says why the request cannot be answered, and what to do."""
     return respond(request, View("fault.html", {"what": what, "cure": cure}, status_code))
+
+
+def those_like(request: Request, what: str, part: str, ids: Sequence[str]) -> View | Response:
+    """Lead to the task or workflow whose id begins or ends with `part`; let the viewer choose if there are several."""
+    if len(ids) == 1:
+        return RedirectResponse(f"{up_of(request)}{what}s/{segment(ids[0])}", 307)
+    values = {"what": what, "part": part, "ids": ids[:MAX_LIKE], "has_more": len(ids) > MAX_LIKE}
+    return View("like.html", values, 300)
 
 
 def refusal_page(title: str, up: str, status_code: int, what: str, cure: str) -> Response:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from taskmanager.codec.report import number_or_none
 from taskmanager.console.documents import parsed
@@ -22,12 +22,11 @@ from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.sqlite.search import ids_like
 from taskmanager.store.sqlite.task_views import Part, TaskView, task_view
 from taskmanager.web import values
-from taskmanager.web.render import View, refuse, segment, up_of
+from taskmanager.web.render import MAX_LIKE, View, refuse, those_like
 from taskmanager.web.site import Site, site_of
 from taskmanager.web.source import Source
 from taskmanager.web.timeline import Line, Tick, line_until_now, ticks
 
-MAX_LIKE: Final = 20
 MAX_LOG_LINES: Final = 200
 MAX_LINE_CHARS: Final = 1_000
 MAX_BARS: Final = 40
@@ -62,12 +61,8 @@ async def _like(request: Request, part: str) -> View | Response:
     together = sorted(found | running.keys())
     if part in running:
         return View("task_running.html", await _only_running(request, running[part]))
-    if len(together) == 1:
-        return RedirectResponse(f"{up_of(request)}tasks/{segment(together[0])}", 307)
     if together:
-        return View(
-            "task_like.html", {"part": part, "ids": together[:MAX_LIKE], "has_more": len(together) > MAX_LIKE}, 300
-        )
+        return those_like(request, "task", part, together)
     cure = "look for it in the list of tasks; a record is deleted when it is older than the application keeps them"
     return refuse(request, 404, f"there is no task {cut(part, MAX_CHARS)}", cure)
 

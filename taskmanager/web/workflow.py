@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any, Final, NamedTuple
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from taskmanager.console.acts import act_on_workflow, failed_tasks, retry_workflow, told_of_workflow
 from taskmanager.console.figures import MAX_CHARS, cause, cut, exact, stored_error, took
@@ -40,12 +40,11 @@ from taskmanager.store.sqlite.workflow_views import Progress, progress_of, view_
 from taskmanager.web import values
 from taskmanager.web.forms import audit
 from taskmanager.web.graph import MAX_BOXES, Box, Layout, layout_of
-from taskmanager.web.render import View, done, refuse, segment, up_of
+from taskmanager.web.render import MAX_LIKE, View, done, refuse, segment, those_like
 from taskmanager.web.site import Site, site_of
 
 MAX_ROWS: Final = 100
 MAX_FAILED: Final = 5
-MAX_LIKE: Final = 20
 MAX_PLANS: Final = 32
 _ORDER: Final = ("FAILED", "RUNNING", "ENQUEUED", "READY", "SKIPPED", "PENDING", "COMPLETED")
 """What is shown of a graph that has more nodes than the table: the first of these."""
@@ -121,12 +120,9 @@ async def show(request: Request) -> View | Response:
     found = await site.source.look(_look, site.source.database, wanted, start)
     if found is not None:
         return View("workflow.html", _page(site, found) | {"start": start, "max_rows": MAX_ROWS})
-    like = await site.source.look(workflow_ids_like, wanted.strip(), MAX_LIKE + 1)
-    if len(like) == 1:
-        return RedirectResponse(f"{up_of(request)}workflows/{segment(like[0])}", 307)
-    if like:
-        shown = {"part": wanted, "ids": like[:MAX_LIKE], "has_more": len(like) > MAX_LIKE}
-        return View("workflow_like.html", shown, 300)
+    ids = await site.source.look(workflow_ids_like, wanted.strip(), MAX_LIKE + 1)
+    if ids:
+        return those_like(request, "workflow", wanted, ids)
     cure = "look for it in the list of workflows; a record is deleted when it is older than the application keeps them"
     return refuse(request, 404, f"there is no workflow {cut(wanted, MAX_CHARS)}", cure)
 
@@ -222,10 +218,8 @@ def _shown(box: Box, found: Found, now_us: int) -> Shown:
 
 def together(counts: Mapping[str, int]) -> str:
     """Return the status of many nodes as one: that which a person should know first."""
-    if counts.get("FAILED") or counts.get("RUNNING"):
-        return "FAILED" if counts.get("FAILED") else "RUNNING"
-    present = [status for status in ("ENQUEUED", "READY", "PENDING", "COMPLETED", "SKIPPED") if counts.get(status)]
-    return present[0] if present else "PENDING"
+    order = ("FAILED", "RUNNING", "ENQUEUED", "READY", "PENDING", "COMPLETED", "SKIPPED")
+    return next((status for status in order if counts.get(status)), "PENDING")
 
 
 def _address(about: NodeAbout) -> str | None:

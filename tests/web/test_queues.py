@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from taskmanager.rules.figures import bucket_of
-from taskmanager.web.pace import NOTHING
+from taskmanager.web.past import NOTHING
 from taskmanager.web.queues import Row, rows_of
 from tests.unit.console_overviews import EMPTY, queue
 from tests.web.visitor import manager_on, visit

@@ -10,7 +10,7 @@ from taskmanager.model.clock import SystemClock
 from taskmanager.web.app import file_site, pages_of
 from taskmanager.web.mounting import inner_scope, place_of
 from taskmanager.web.overview import values_of
-from taskmanager.web.pace import HOUR, STRETCHES, past_of
+from taskmanager.web.past import HOUR, STRETCHES, past_of
 from taskmanager.web.render import SLICE_S, View, drawn
 from taskmanager.web.site import Viewer
 from tests.unit.console_overviews import BUSY, NOW

@@ -3,7 +3,8 @@
 from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.rules.figures import bucket_of
 from taskmanager.store.statistics import Figures
-from taskmanager.web.pace import DAY, HOUR, NOTHING, past_of, rung_of, total_of
+from taskmanager.web.past import DAY, HOUR, NOTHING, past_of, total_of
+from taskmanager.web.timeline import span_label
 
 NOW = 1_772_370_000_000_000
 """13:00:00 UTC."""
@@ -65,4 +66,4 @@ def test_total_adds_everything_up() -> None:
 def test_rungs_read_as_people_say_them() -> None:
     """Durations that stand beside a scale are whole."""
     scale = [100, 1_000, 100_000, 1_000_000, 60_000_000, HOUR_US, 24 * HOUR_US]
-    assert [rung_of(each) for each in scale] == ["100 µs", "1 ms", "100 ms", "1 s", "1 min", "1 h", "1 d"]
+    assert [span_label(each) for each in scale] == ["100 µs", "1 ms", "100 ms", "1 s", "1 min", "1 h", "1 d"]

@@ -5,13 +5,14 @@ from typing import Final, NamedTuple
 
 from taskmanager.console.figures import compact, rate, share, took
 from taskmanager.model.clock import from_us
-from taskmanager.rules.figures import Span, percentile_us, plus
+from taskmanager.rules.figures import BUCKET_COUNT, Span, percentile_us, plus
 from taskmanager.store.statistics import Figures
 from taskmanager.web.charts import QUARTERS, Chart, bars, durations
+from taskmanager.web.timeline import span_label
 
 SHARES: Final = (0.5, 0.95, 0.99)
 PERCENTILES: Final = ("p50", "p95", "p99")
-NOTHING: Final = Figures(0, 0, 0, 0, 0, 0, 0, 0, (0,) * 16, (0,) * 16)
+NOTHING: Final = Figures(0, 0, 0, 0, 0, 0, 0, 0, waited=(0,) * BUCKET_COUNT, ran=(0,) * BUCKET_COUNT)
 
 
 class Stretch(NamedTuple):
@@ -63,7 +64,7 @@ class Row(NamedTuple):
     @property
     def clock(self) -> str:
         """Return when the span begins: `14:05` in UTC."""
-        return clock_of(self.at)
+        return f"{from_us(self.at):%H:%M}"
 
 
 class Past(NamedTuple):
@@ -100,11 +101,6 @@ def total_of(spans: Sequence[Figures]) -> Figures:
         counts = plus(total[1:8], each[1:8])
         total = Figures._make((0, *counts, plus(total.waited, each.waited), plus(total.ran, each.ran)))
     return total
-
-
-def clock_of(instant_us: int) -> str:
-    """`14:05` in UTC."""
-    return f"{from_us(instant_us):%H:%M}"
 
 
 def _row(figures: Figures) -> Row:
@@ -147,15 +143,7 @@ def _durations(name: str, heading: str, rows: Sequence[Row], total: Row, empty: 
     chart = durations([values(each) for each in rows], PERCENTILES)
     keys = _keys(PERCENTILES, PERCENTILES, [_took(each) for each in values(total)])
     tips = tuple(_tip(each, PERCENTILES, [_took(value) for value in values(each)]) for each in rows)
-    return Plot(name, heading, keys, chart, tuple(rung_of(each) for each in chart.levels), tips, empty)
-
-
-def rung_of(duration_us: int) -> str:
-    """`100 µs`, `10 ms`, `1 s`, `10 min`: a label of a scale."""
-    for name, unit_us in (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000), ("s", 1_000_000)):
-        if duration_us >= unit_us:
-            return f"{duration_us // unit_us} {name}"
-    return f"{duration_us // 1000} ms" if duration_us >= 1000 else f"{duration_us} µs"
+    return Plot(name, heading, keys, chart, tuple(span_label(each) for each in chart.levels), tips, empty)
 
 
 def _took(duration_us: int | None) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from taskmanager.console.acts import enqueue_again, why_not_enqueued_again
+from taskmanager.console import acts
 from taskmanager.console.documents import parsed
 from taskmanager.model.errors import ArgumentError, unknown_task
 from taskmanager.model.escaping import escaped_lines
@@ -36,12 +36,12 @@ async def enqueue(request: Request) -> View | Response:
     args, kwargs = fields.get("args", ""), fields.get("kwargs", "")
     now = source.clock.now_us()
 
-    async def act(store: Store) -> str:
+    async def work(store: Store) -> str:
         rows = await store.fetch_ids([view.row.task_id])
-        return await enqueue_again(store, rows.get(view.row.task_id, view.row), args or "[]", kwargs or "{}", now)
+        return await acts.enqueue_again(store, rows.get(view.row.task_id, view.row), args or "[]", kwargs or "{}", now)
 
     try:
-        task_id = await source.act(act)
+        task_id = await source.act(work)
     except ArgumentError as exc:
         return _page(view.row, args, kwargs, fault=str(exc))
     audit(request, "enqueued", [task_id, f"like {view.row.task_id}"])
@@ -80,7 +80,7 @@ def _indented(part: Part) -> str:
 def _page(row: TaskRow, args: str, kwargs: str, remark: str = "", fault: str = "") -> View:
     shown: dict[str, Any] = {
         "row": row,
-        "refusal": why_not_enqueued_again(row),
+        "refusal": acts.why_not_enqueued_again(row),
         "args": args,
         "kwargs": kwargs,
         "remark": remark,
@@ -88,4 +88,4 @@ def _page(row: TaskRow, args: str, kwargs: str, remark: str = "", fault: str = "
         "rows": (max(3, min(20, args.count("\n") + 2)), max(3, min(20, kwargs.count("\n") + 2))),
         "is_live": False,
     }
-    return View("task_enqueue.html", shown, 422 if fault else 200)
+    return View("enqueue_again.html", shown, 422 if fault else 200)
