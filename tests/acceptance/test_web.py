@@ -135,3 +135,17 @@ def test_web_refuses_to_be_open_to_others(tmp_path: Path) -> None:
             assert (refused.returncode, refused.stdout) == (code, ""), (options, refused.stderr)
             assert reason in refused.stderr
             assert len(refused.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("missing", ["starlette", "jinja2", "uvicorn"])
+def test_web_says_what_to_install(tmp_path: Path, missing: str) -> None:
+    """The core does not need these libraries, so they may well not be there."""
+    program = f"import sys; sys.modules[{missing!r}] = None; from taskmanager.cli.commands import main; main()"
+    words = command(tmp_path)
+    refused = subprocess.run(
+        **{**words, "args": [sys.executable, "-c", program, "web", "--port", "0"]},
+        capture_output=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"{missing} is not installed; install it with: pip install 'taskmanager[web]'" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1

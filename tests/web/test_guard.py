@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from taskmanager import ConfigurationError, TaskManager
 from taskmanager.web import dashboard
-from taskmanager.web.guard import MAX_FORM_BYTES, is_same_site, name_of, still_allowed
+from taskmanager.web.guard import MAX_FORM_BYTES, Guard, is_same_site, name_of, still_allowed
 from tests.web.visitor import Visitor, manager_on, visit
 
 pytestmark = pytest.mark.anyio
@@ -351,3 +351,28 @@ def test_viewer_is_called_as_the_application_calls_users(user: object, name: str
     """Whichever framework has set it. Without a name it is the address."""
     scope = {"type": "http", "headers": [], "client": ("127.0.0.1", 5000)}
     assert name_of(Request(scope if user is None else {**scope, "user": user})) == name
+
+
+async def test_client_that_leaves_is_noticed_before_and_after_its_form(manager: TaskManager) -> None:
+    """Half a form is no form. Behind a whole one the pages still hear that nobody waits for the answer."""
+    heard: list[str] = []
+
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        heard.extend([(await receive())["type"], (await receive())["type"]])
+
+    token, sent = "x" * 40, [].append
+    headers = [(b"cookie", f"taskmanager_form={token}".encode()), (b"sec-fetch-site", b"same-origin")]
+    scope = {"type": "http", "method": "POST", "path": "/x", "headers": headers, "scheme": "http", "query_string": b""}
+    body = f"form_token={token}".encode()
+    guard = Guard(page, lambda _request: "act", title="", read_only=False)
+    for is_whole, wanted in ((False, []), (True, ["http.request", "http.disconnect"])):
+        messages = [{"type": "http.request", "body": body, "more_body": not is_whole}, {"type": "http.disconnect"}]
+
+        async def receive(left: list[Any] = messages) -> Any:
+            return left.pop(0)
+
+        async def send(message: Any) -> None:
+            sent(message)
+
+        await guard(scope, receive, send)
+        assert heard == wanted
