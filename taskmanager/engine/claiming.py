@@ -223,6 +223,8 @@ class Claimer:
             if request.starting is None:
                 return []
             limit = min(request.starting.limit, sum(room.slot_count for room in request.starting.rooms))
+            # The clock may have been set back since its caller looked.
+            due_at = min(due_at, request.now - round(self._settings.store_poll_s * SECOND_US))
             return await self._claim(request._replace(limit=limit, others_due_at=due_at))
 
     # One claim.

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from taskmanager import QueueConfig, StoreUnavailable, TaskManager, TaskStatus
+from taskmanager.model.clock import SECOND_US
 from taskmanager.model.record import TaskRow, TaskWrite
 from taskmanager.store.protocol import ClaimRequest
 from tests.unit.engine_worlds import Store, assert_counters, engine_of, manager_of, persisted, turns_until, world_of
@@ -350,7 +351,7 @@ async def test_nothing_is_taken_over_beside_a_suspect_however_late_it_came() -> 
     async def work(label: str) -> None:
         await gate.wait()
 
-    async with world_of(manager) as (_, store):
+    async with world_of(manager) as (world, store):
         await put_free(manager, store, work, "suspect", crash_count=1)
         look(manager, store)
         dispatcher, lifecycle = engine_of(manager).dispatcher, manager._lifecycle
@@ -363,6 +364,7 @@ async def test_nothing_is_taken_over_beside_a_suspect_however_late_it_came() -> 
         assert store.memory.live[task_id] == waits
         gate.set()
         await manager.join()
+        await world.advance(1)
         (taken,) = await lifecycle._claimer.take_over("default", waits.enqueued_at)
         assert (taken.task_id, taken.status) == (task_id, "RUNNING")
         await manager.join()
@@ -404,3 +406,21 @@ async def test_a_claim_leaves_the_place_of_a_run_that_was_given_up_until_it_ends
         assert log == ["lost", "next"]
         assert store.memory.attempt_numbers(task_id) == [1]
         assert_counters(engine)
+
+
+async def test_nothing_is_taken_over_that_was_due_by_a_clock_set_back_since() -> None:
+    """The look at what waits at others was made by the clock that was ahead. By now the task has to wait."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (world, store):
+        (task_id,) = await put_free(manager, store, work, "theirs")
+        waits = store.memory.live[task_id]
+        due_at = waits.enqueued_at + 60 * SECOND_US
+        store.memory.put(waits._replace(claimed_by_worker_id="other", enqueued_at=due_at))
+        lifecycle = manager._lifecycle
+        assert lifecycle is not None
+        assert await lifecycle._claimer.take_over("default", due_at + SECOND_US) == []
+        await world.advance(61)
+        (taken,) = await lifecycle._claimer.take_over("default", due_at)
+        assert taken.task_id == task_id
+        await manager.join()
