@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from taskmanager.model.record import TaskRow
-from taskmanager.model.states import TaskStatus
+from taskmanager.model.states import TERMINAL, TaskStatus
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -76,5 +76,6 @@ class Batches:
         is_request = new.cancel_requested_at is not None and (old is None or old.cancel_requested_at is None)
         is_ours = is_request and self._batches and new.task_id not in self.may_cancel
         is_ours = is_ours and not new.is_workflow_task  # that may be the wish of whoever cancels its workflow
-        if is_ours and not self.is_asked("cancel_all", old or new):
+        # An ended task that a call of its key puts back is chosen by what the call says of it.
+        if is_ours and not self.is_asked("cancel_all", new if old is None or old.status in TERMINAL else old):
             self._world.fault(f"nobody has asked for this to be cancelled: {what}")

@@ -57,8 +57,10 @@ class Checks:
         self.saved: set[str] = set()
         self.started: dict[tuple[str, int, str], int] = {}
         """The starts that were in the store, each with the life of its task in which it was last."""
-        self.started_nowhere: set[tuple[str, int, str]] = set()
-        """Starts that stand in a file that was lost. Their code begins, though the new file may be open by then."""
+        self.started_nowhere: dict[tuple[str, int, str], int] = {}
+        """Starts that stand in a file that was lost, and when their tasks were sent. Their code begins, though the new
+        file may be open by then.
+        """
         self.revived: Counter[str] = Counter()
         """How often a task that had ended was put back."""
         self.purged: set[str] = set()
@@ -200,7 +202,7 @@ class Checks:
                 if row.status == TaskStatus.RUNNING:
                     start = (row.task_id, row.start_count, row.claimed_by_worker_id or "")
                     self.started[start] = self.revived[row.task_id]
-                    self.started_nowhere.add(start)
+                    self.started_nowhere[start] = row.sent_at
                 if row.status in TERMINAL and row.task_id in self.rows and row.task_id not in self._ended_nowhere:
                     self._ended_nowhere.add(row.task_id)
                     self._fall_back(row.task_id)

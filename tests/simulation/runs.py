@@ -129,7 +129,17 @@ class Runs:
         """
         return task_id in self._by_the_lost_file and len(self._starters[task_id]) > 1
 
+    def _is_of_a_record_that_is_gone(self, run: Run) -> bool:
+        """It was started by a file that was lost, and its key names another task by now, which has not begun."""
+        checks, start = self._world.checks, (run.task_id, run.attempt, run.instance_id or "")
+        row, sent_at = checks.rows.get(run.task_id), checks.started_nowhere.get(start)
+        if row is None or sent_at in (None, row.sent_at):
+            return False
+        return (row.status, row.start_count, row.claimed_by_worker_id) != (TaskStatus.RUNNING, *start[1:])
+
     def _judge_repetition(self, run: Run) -> None:
+        if self._is_of_a_record_that_is_gone(run):
+            return
         self.starts[run.task_id, run.attempt] += 1
         life = (run.task_id, self._world.checks.revived[run.task_id])
         self.lives[life] += 1
