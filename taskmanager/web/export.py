@@ -99,6 +99,8 @@ async def _export(request: Request, form: Form) -> Response:
     audit(request, "exported", [told(asked)])
     name = f"tasks-{from_us(now_us):%Y-%m-%d-%H%M}.{form.suffix}"
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    if request.method == "HEAD":
+        return Response(headers=headers, media_type=form.media_type)
     parts = _parts(request, form, page, first)
     return _Download(parts, headers=headers, media_type=form.media_type).of(site.source)
 

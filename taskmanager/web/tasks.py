@@ -24,7 +24,7 @@ from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
 from taskmanager.model.wording import why
 from taskmanager.store.sqlite.queries import SUMMARY, fetch_ids
 from taskmanager.store.sqlite.scanning import Counted, Scanned, count_up_to, scan
-from taskmanager.store.sqlite.search import Search, error_messages, memory_only
+from taskmanager.store.sqlite.search import Search, error_messages, is_pattern, memory_only
 from taskmanager.store.sqlite.windows import Cursor
 from taskmanager.store.sqlite.workflow_views import workflows_of
 from taskmanager.store.statistics import OwnWorkflow
@@ -121,7 +121,8 @@ async def show(request: Request) -> View | Response:
     values: dict[str, Any] = {
         "asked": asked, "listing": listing, "statuses": tuple(TaskStatus), "sinces": _sinces(asked),
         "told": _told(asked, listing), "filter_part": query_part(asked.query()), "older": _older(asked, listing),
-        "verbs": [verb for verb in VERBS if verb.is_for(asked)], "hides_arguments": site.hide_arguments,
+        "verbs": [verb for verb in VERBS if verb.is_for(asked)], "wider": _wider(asked),
+        "hides_arguments": site.hide_arguments,
         "part": asked.text.strip() if _PART_OF_ID.fullmatch(asked.text.strip()) else "",
     }  # fmt: skip
     if listing is None:
@@ -207,6 +208,13 @@ def _older(asked: Filter, listing: Listing | None) -> str:
     if listing is None or listing.reached is None:
         return ""
     return query_part(asked.query(before=listing.reached))
+
+
+def _wider(asked: Filter) -> str:
+    """Return the filter for functions whose names contain the given one, which is a whole name; or an empty text."""
+    if not asked.task or is_pattern(asked.task):
+        return ""
+    return query_part(asked._replace(task=f"*{asked.task}*").query())
 
 
 def _sinces(asked: Filter) -> list[tuple[str, str]]:

@@ -195,3 +195,12 @@ async def test_list_says_how_far_a_long_search_got(tmp_path: Path, monkeypatch: 
             looks += 1
         assert found == ["copy-0000001"]
         assert looks > 1
+
+
+async def test_list_without_a_task_leads_to_names_that_contain_the_given_one(tmp_path: Path) -> None:
+    """Who types a part of a name means the functions that have it."""
+    await first_failure(tmp_path, "app.mail:send")
+    async with visit(TaskManager(tmp_path / "tasks.db")) as visitor:
+        html = await visitor.text("tasks?task=mail")
+        (address,) = re.findall(r'href="\./(tasks\?task=[^"]*)"', html)
+        assert len(ids_in(await visitor.text(address))) == 1
