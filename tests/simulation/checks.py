@@ -239,7 +239,7 @@ class Checks:
         is_behind = self._judge_behind(process, old, new)
         is_snoozed = new.snooze_count > old.snooze_count
         # An attempt whose start was taken back before user code ran leaves none.
-        has_run = self._world.runs.starts[old.task_id, old.start_count] > 0
+        has_run = (old.task_id, old.start_count, old.claimed_by_worker_id) in self._world.runs.begun
         is_again = (
             has_run
             and new.status == old.status

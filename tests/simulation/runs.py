@@ -55,6 +55,8 @@ class Runs:
         self._world = world
         self.now: list[Run] = []
         self.starts: Counter[tuple[str, int]] = Counter()
+        self.begun: set[tuple[str, int, str | None]] = set()
+        """The same with the instance: one may begin an attempt without its start in the file, another one with it."""
         self.lives: Counter[tuple[str, int]] = Counter()
         """Starts of one task in one of its lives: a retry asked for by a person begins another one."""
         self.crashed: set[tuple[str, int]] = set()
@@ -72,6 +74,7 @@ class Runs:
         self.total += 1
         self._world.log(process, "runs", name, task_id, attempt)
         self._starters[task_id].add(process)
+        self.begun.add((task_id, attempt, run.instance_id))
         if self._goes_by_the_lost_file(run):
             self._by_the_lost_file.add(task_id)
         if not process.manager._settings.runs(queue_of(name)):
@@ -110,6 +113,7 @@ class Runs:
         """Its record was deleted; another task of the same key begins at its first attempt."""
         for key in [key for key in self.starts if key[0] == task_id]:
             del self.starts[key]
+        self.begun = {key for key in self.begun if key[0] != task_id}
 
     def _goes_by_the_lost_file(self, run: Run) -> bool:
         start = (run.task_id, run.attempt, run.instance_id)
