@@ -131,7 +131,7 @@ def _values(request: Request, view: View) -> dict[str, Any]:
         "up": up,
         "query": request.url.query,
         "now": SystemClock().now_us(),
-        "is_live": request.method in ("GET", "HEAD") and view.status_code == 200,
+        "is_live": request.method in ("GET", "HEAD") and view.status_code in (200, 503),
     }
     return common | dict(view.values)
 
@@ -178,7 +178,7 @@ def refusal_page(title: str, up: str, status_code: int, what: str, cure: str) ->
 def fault_page(request: Request, error: TaskManagerError) -> Response:
     """Return a page with the reason why the file cannot be read or written, and the cure that its message names."""
     what, _, cure = str(error).partition("; ")
-    return refuse(request, 503, what, cure or "this page looks again by itself")
+    return refuse(request, 503, what, cure or "the log of the application may say more")
 
 
 # Addresses. All of them are relative, so that they hold under any root path and behind any proxy.

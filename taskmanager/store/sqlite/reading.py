@@ -72,7 +72,9 @@ def _check_file(path: Path) -> None:
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        raise StoreUnavailable(f"there is no file {path}; nothing was created") from error
+        raise StoreUnavailable(
+            f"there is no file {path}; the application makes it when it starts, and nothing was made here"
+        ) from error
     except OSError as error:
         line = f"{path} cannot be reached ({error.strerror}); look at the directories above it"
         raise StoreUnavailable(line) from error

@@ -79,6 +79,7 @@
     const told = news().filter(([key]) => !known.has(key)).map(([, text]) => text);
     if (told.length) byId("news").textContent = told.join(". ");
   };
+  const faultOf = (fresh) => [...fresh?.querySelectorAll("h1, h1 + p") ?? []].map((each) => each.textContent.trim().replace(/\.$/, "")).join(". ");
   const look = async () => {
     if (isLooking || !isWanted()) return;
     if (isHeld()) return next();
@@ -93,10 +94,10 @@
       if (answer.status === 200 || answer.status === 503) {
         const found = new DOMParser().parseFromString(await answer.text(), "text/html");
         const fresh = found.getElementById("main");
-        if (answer.status === 503) say(fresh.textContent.trim());
+        if (answer.status === 503 && !main.querySelector("[data-fault]")) say(faultOf(fresh));
         else if (isWanted() && !isHeld()) {
           say("");
-          tag = answer.headers.get("ETag");
+          tag = answer.status === 200 ? answer.headers.get("ETag") : null;
           putIn(fresh);
           document.title = found.title;
           tick();
@@ -138,7 +139,7 @@
         putIn(found.getElementById("main"));
         document.title = found.title;
       } else {
-        say(found.getElementById("main")?.textContent.trim() || "The server does not answer this page now (" + answer.status + ").");
+        say(faultOf(found.getElementById("main")) || "The server does not answer this page now (" + answer.status + ").");
         if (answer.status !== 503) { form.hidden = false; return; }
         wait = SLOW_MS;
       }
