@@ -28,9 +28,12 @@ PAGES: Final[Mapping[str, Address]] = {
     "failures-since": lambda _: "failures?since=1h",
     "schedules": lambda _: "schedules",
     "workflows": lambda _: "workflows",
-    "workflow-failed": lambda _: "workflows/weather-failed",
-    "workflow-nested": lambda _: "workflows/delivery-done",
     "workflow-running": lambda _: "workflows/weather-running",
+    "workflow-failed": lambda _: "workflows/weather-failed",
+    "workflow-paused": lambda _: "workflows/weather-paused",
+    "workflow-nested": lambda _: "workflows/delivery-done",
+    "bulk-retry": lambda _: "bulk/retry?status=FAILED&task=shop.*",
+    "bulk-cancel": lambda _: "bulk/cancel?queue=newsletter",
     "queues": lambda _: "queues",
     "instances": lambda _: "instances",
     "task-failed": one_task("task_name = 'shop.orders:charge' AND status = 'FAILED'"),
@@ -40,6 +43,7 @@ PAGES: Final[Mapping[str, Address]] = {
     "task-steps": one_task("task_name = 'shop.orders:fulfil'"),
     "task-running": one_task("task_name = 'shop.reports:build' AND status = 'RUNNING'"),
     "task-waiting": one_task("task_name = 'shop.reports:build' AND status = 'PENDING'"),
+    "task-enqueue": lambda served: f"{PAGES['task-hostile'](served)}/enqueue",
 }
 """The address of each page, by a name for it."""
 

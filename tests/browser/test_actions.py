@@ -80,3 +80,45 @@ def test_form_of_another_site_does_nothing(visit: Visit, of_own_file: Served) ->
         page.get_by_role("button").click()
         expect(page.locator("body")).to_contain_text("nothing was done")
     assert paused_queues(of_own_file) == before
+
+
+def test_dead_instance_is_recovered_by_the_button_beside_the_problem(visit: Visit, of_own_file: Served) -> None:
+    """What it held waits for the next start, or has failed; the problem is gone."""
+    held = "SELECT count(*) FROM taskmanager_tasks WHERE status IN ('CLAIMED', 'RUNNING')"
+    assert of_own_file.one(held) > 0
+    with visit(of_own_file.url) as visitor:
+        page = visitor.go("")
+        page.get_by_role("button", name="Recover now").click()
+        expect(page.get_by_role("status")).to_contain_text("recovered")
+        expect(page.get_by_role("button", name="Recover now")).to_have_count(0)
+    assert of_own_file.one(held) == 0
+
+
+def test_problem_of_a_paused_queue_is_mended_where_it_is_told(visit: Visit, of_own_file: Served) -> None:
+    """As `status` says the command, the page has the button."""
+    with visit(of_own_file.url) as visitor:
+        page = visitor.go("")
+        problem = page.get_by_role("listitem").filter(has_text="newsletter is paused")
+        problem.get_by_role("button", name="Resume").click()
+        expect(page.get_by_role("status")).to_contain_text("newsletter")
+    assert paused_queues(of_own_file) == 0
+
+
+def test_schedule_is_paused_resumed_and_run(visit: Visit, of_shop: Served) -> None:
+    """A run asks first, for it cannot be taken back."""
+    runs = "SELECT count(*) FROM taskmanager_tasks WHERE task_name = 'shop.reports:nightly'"
+    before = of_shop.one(runs)
+    with visit(of_shop.url) as visitor:
+        page = visitor.go("schedules")
+        nightly, weekly = page.locator("tr", has_text="nightly report"), page.locator("tr", has_text="<em>digest</em>")
+        weekly.get_by_role("button", name="Resume").click()
+        expect(weekly).not_to_contain_text("Paused")
+        weekly.get_by_role("button", name="Pause").click()
+        expect(weekly).to_contain_text("Paused")
+        nightly.get_by_role("button", name="Run now").click()
+        page.get_by_role("dialog").get_by_role("button", name="No").click()
+        assert of_shop.one(runs) == before
+        nightly.get_by_role("button", name="Run now").click()
+        page.get_by_role("dialog").get_by_role("button", name="Yes").click()
+        expect(page.get_by_role("status")).to_contain_text("nightly report")
+    assert of_shop.one(runs) == before + 1
