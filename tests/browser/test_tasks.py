@@ -1,7 +1,6 @@
 """The list of tasks: a person filters it, is at it while tasks arrive, and acts on one task or on all of the filter."""
 
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -33,19 +32,6 @@ def failed(served: Served) -> str:
     return served.task_id("task_name = 'shop.orders:charge' AND status = 'FAILED'")
 
 
-@pytest.mark.parametrize("has_script", [True, False])
-def test_filter_is_an_address_that_can_be_sent(visit: Visit, of_file: Served, has_script: bool) -> None:
-    """It holds what was asked for, and nothing that was left empty."""
-    with visit(of_file.url, has_script=has_script) as visitor:
-        page = visitor.go("tasks")
-        page.get_by_text("Failed", exact=True).first.click()
-        page.get_by_label("Function").fill("shop.orders:charge")
-        page.get_by_role("button", name="Show").click()
-        expect(page.locator("tr[data-id]").first).to_contain_text("PAYMENT_REFUSED")
-        assert urlsplit(page.url).query == "status=FAILED&task=shop.orders%3Acharge"
-        expect(page.get_by_label("Failed")).to_be_checked()
-
-
 def test_list_does_not_move_under_the_pointer(visit: Visit, of_shop: Served) -> None:
     """What arrives meanwhile is counted, and comes in when the pointer has left."""
     with visit(of_shop.url) as visitor:
@@ -60,17 +46,6 @@ def test_list_does_not_move_under_the_pointer(visit: Visit, of_shop: Served) -> 
         assert ids_in(page)[:2] == new[::-1]
 
 
-def test_list_that_has_the_focus_shows_how_its_rows_go_on(visit: Visit, of_shop: Served) -> None:
-    """A row keeps its place while its status changes."""
-    with visit(of_shop.url) as visitor:
-        page = visitor.go("tasks?status=RUNNING&task=shop.reports:build")
-        before = ids_in(page)
-        page.locator("tr[data-id] a").first.focus()
-        of_shop.tell("gate")
-        expect(page.locator("tr[data-id]").first).to_contain_text("Completed")
-        assert ids_in(page) == before
-
-
 def test_older_page_keeps_its_rows(visit: Visit, of_shop: Served) -> None:
     """Who reads page two reads on, whatever arrives on page one."""
     with visit(of_shop.url) as visitor:
@@ -81,20 +56,6 @@ def test_older_page_keeps_its_rows(visit: Visit, of_shop: Served) -> None:
         of_shop.tell("resize", {"args": ["new.jpg", 320]})
         page.wait_for_event("response", lambda response: is_look(response) and response.status in (200, 304))
         assert ids_in(page) == before
-
-
-def test_row_is_retried_by_a_key_after_a_question(visit: Visit, of_own_file: Served) -> None:
-    """And the list is there again, with a sentence about it."""
-    with visit(of_own_file.url) as visitor:
-        page = visitor.go("tasks?status=FAILED&task=shop.orders:charge")
-        before = count(of_own_file, "FAILED")
-        page.get_by_role("region", name="Tasks").focus()
-        page.keyboard.press("j")
-        page.keyboard.press("r")
-        page.get_by_role("dialog").get_by_role("button", name="Yes").click()
-        expect(page.get_by_role("status").first).to_contain_text("waits, and runs as soon as an instance has room")
-        assert urlsplit(page.url).query == "status=FAILED&task=shop.orders%3Acharge"
-        assert count(of_own_file, "FAILED") == before - 1
 
 
 @pytest.mark.parametrize("has_script", [True, False])
