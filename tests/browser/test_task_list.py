@@ -98,12 +98,13 @@ def test_pages_neither_skip_nor_repeat_while_tasks_arrive(acting: Visitor, of_sh
     there = "SELECT group_concat(id) FROM taskmanager_tasks WHERE queue_name = 'default'"
     wanted = of_shop.one(there).split(",")
     found = shown_ids(page)
-    while page.get_by_role("link", name="Older").is_visible():
+    older = page.locator("main a[rel=next]")  # a search that has taken its time names it otherwise
+    while older.is_visible():
         for _ in range(3):
             of_shop.tell("resize", {"args": ["new.jpg", 64]})
-        page.get_by_role("link", name="Older").click()
-        page.wait_for_url("**before=*")
-        expect(page.locator(f"tr[data-id='{found[-1]}']")).to_have_count(0)
+        here = page.url
+        older.click()
+        page.wait_for_url(lambda url: url != here)
         found += shown_ids(page)
     assert len(found) == len(set(found))
     assert set(wanted) <= set(found)
