@@ -28,6 +28,13 @@ def browser() -> Iterator[Browser]:
         found.close()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """End the process of a test that hangs: what drives the browser may not be able to close it any more."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(120, method="thread"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Let all tests that lack a browser say so in one line of the summary, and not each in a line of its own."""
