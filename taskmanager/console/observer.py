@@ -284,7 +284,7 @@ def _queue_in_file(queue: QueueReport, held: Held | None) -> QueueReport:
 
 def _live_counts(counts: Mapping[TaskStatus, int], found: Statistics) -> Mapping[TaskStatus, int]:
     """Return the counts with newer numbers of unfinished tasks. `counts` may be old, because counting all is slow."""
-    if found.held is None or any(each.count >= FREE_COUNT_CAP for each in found.free):
+    if found.held is None or found.is_free_cut or any(each.count >= FREE_COUNT_CAP for each in found.free):
         return counts
     return {
         **counts,
@@ -347,7 +347,7 @@ def _queue(name: str, reports: Sequence[QueueReport], free: Sequence[FreeQueue],
         queue_name=name,
         running_count=sum(each.running_count for each in reports),
         waiting_count=sum(each.waiting_count for each in reports) + sum(row.count for row in free),
-        is_waiting_capped=any(row.count >= FREE_COUNT_CAP for row in free),
+        is_waiting_capped=any(row.count >= FREE_COUNT_CAP or found.is_free_cut for row in free),
         limit=(max(limits) if is_shared else sum(limits)) if limits else None,
         oldest_waiting_since=min(oldest, default=None),
         is_paused=name in found.paused,

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 FREE_COUNT_CAP: Final = 10_000
 """Free rows of one function in one queue are counted up to here."""
+MAX_FREE: Final = 1_000
+"""So many functions in queues are told apart where people look; a hundred thousand of them take two seconds."""
 DELETE_PAUSE_S: Final = 0.02
 """The pause between two calls that delete. Whoever waits for SQLite's lock looks every 10 ms, so it is free once."""
 

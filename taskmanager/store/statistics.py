@@ -11,7 +11,7 @@ from taskmanager.codec.report import loads_report
 from taskmanager.model.dataclass import dataclass, field
 from taskmanager.model.report import InstanceReport
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.protocol import FreeQueue, InstanceRow
+from taskmanager.store.protocol import MAX_FREE, FreeQueue, InstanceRow
 
 ENDED_CAP: Final = 100_000
 """Attempts of a window are counted up to here; with more, the window is cut to what these cover."""
@@ -196,6 +196,11 @@ class Statistics:
     last_activity_at: int | None = None
     figures: Figures | None = None
     size: FileSize
+
+    @property
+    def is_free_cut(self) -> bool:
+        """Return whether `free` may have left out some functions and queues."""
+        return len(self.free) >= MAX_FREE
 
 
 class StoreOverview(NamedTuple):

@@ -16,7 +16,9 @@ from taskmanager.web.forms import audit, form_of
 from taskmanager.web.render import View, done, refuse
 from taskmanager.web.site import site_of
 
-MAX_ROWS: Final = 500
+MAX_ROWS: Final = 100
+"""As many as a page has room for; a row is a kilobyte."""
+MAX_PACED: Final = 500
 MANY: Final = 8
 """With more queues than that there is a field to search for a name."""
 
@@ -38,7 +40,7 @@ async def show(request: Request) -> View:
     source, wanted = site_of(request).source, request.query_params.get("name", "")
     overview = await source.overview()
     since = overview.taken_at - HOUR_US + MINUTE_US
-    paced = await source.look(by_queue, Span.MINUTE, Span.MINUTE.begin_of(since), MAX_ROWS)
+    paced = await source.look(by_queue, Span.MINUTE, Span.MINUTE.begin_of(since), MAX_PACED)
     rows = rows_of(overview, await source.look(paused_since), dict(paced), wanted)
     return View(
         "queues.html",

@@ -22,7 +22,7 @@ from taskmanager.rules.claims import started
 from taskmanager.store.constraints import failed, row_faults, unreadable
 from taskmanager.store.noted import Noted
 from taskmanager.store.on_failure import enqueued_by
-from taskmanager.store.protocol import FREE_COUNT_CAP, ClaimRequest, FreeQueue, WaitingLevel
+from taskmanager.store.protocol import FREE_COUNT_CAP, MAX_FREE, ClaimRequest, FreeQueue, WaitingLevel
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.counting import Counting, counted
 from taskmanager.store.sqlite.queries import hops, task_rows
@@ -396,8 +396,7 @@ def make_due(connection: sqlite3.Connection, now: int) -> int:
         ).rowcount
 
 
-_FREE_QUEUES: Final = f"""
-{hops(_FREE, _IS_FREE, "task_name", "queue_name", "priority")}
+_OF_FREE_QUEUES: Final = f"""
 SELECT level.task_name, level.queue_name,
     (
         SELECT count(*) FROM (
@@ -413,9 +412,15 @@ FROM each_priority AS level WHERE level.priority IS NOT NULL
 GROUP BY level.task_name, level.queue_name
 ORDER BY level.task_name, level.queue_name
 """
+_FREE_LEVELS: Final = "task_name", "queue_name", "priority"
+_FREE_QUEUES: Final = hops(_FREE, _IS_FREE, *_FREE_LEVELS) + _OF_FREE_QUEUES
+_SOME_FREE_QUEUES: Final = hops(_FREE, _IS_FREE, *_FREE_LEVELS, limit=2 * MAX_FREE + 2) + _OF_FREE_QUEUES
+"""A series ends with a NULL, so at most every second row is one: when rows are left out, `MAX_FREE` are there."""
 
 
-def free_queues(connection: sqlite3.Connection, count_cap: int = FREE_COUNT_CAP) -> list[FreeQueue]:
-    """See `Store.free_queues`."""
-    rows = connection.execute(_FREE_QUEUES, {"count_cap": count_cap}).fetchall()
+def free_queues(
+    connection: sqlite3.Connection, count_cap: int = FREE_COUNT_CAP, *, is_bounded: bool = False
+) -> list[FreeQueue]:
+    """See `Store.free_queues`. With `is_bounded`, some may be left out where they are `MAX_FREE` or more."""
+    rows = connection.execute(_SOME_FREE_QUEUES if is_bounded else _FREE_QUEUES, {"count_cap": count_cap}).fetchall()
     return [FreeQueue._make((*row, Undecodable not in map(type, row))) for row in rows]

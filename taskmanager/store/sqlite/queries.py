@@ -55,14 +55,15 @@ def task_rows(
     return packed_rows(text)
 
 
-def hops(source: str, where: str, *columns: str, given: str = "") -> str:
+def hops(source: str, where: str, *columns: str, given: str = "", limit: int | None = None) -> str:
     """Return a WITH clause for the values that stand in these columns, with which an index begins.
 
     It goes from each value straight to the next one, so it costs by the number of values, not of rows. The table
     `each_COLUMN` holds the values of a column, beside those of the columns before it, and a NULL at the end of each
-    series. `given` is a query for the values of the first column.
+    series. `given` is a query for the values of the first column. With a `limit`, no table gets more rows than that; it
+    has the first value of each series before any second one.
     """
-    tables = []
+    tables, bound = [], "" if limit is None else f" LIMIT {limit}"
     for place, column in enumerate(columns):
         keys, table, parent = columns[:place], f"each_{column}", f"each_{columns[place - 1]}"
         if given and not keys:
@@ -73,7 +74,7 @@ def hops(source: str, where: str, *columns: str, given: str = "") -> str:
         following = _least(source, f"{column} > {table}.{column} AND {where}", column, keys, table)
         tables.append(
             f"{table} ({', '.join((*keys, column))}) AS"
-            f" ({first} {from_parent} UNION ALL {following} FROM {table} WHERE {column} IS NOT NULL)"
+            f" ({first} {from_parent} UNION ALL {following} FROM {table} WHERE {column} IS NOT NULL{bound})"
         )
     return f"WITH RECURSIVE {', '.join(tables)}"
 

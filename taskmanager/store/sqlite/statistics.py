@@ -66,7 +66,7 @@ def statistics(connection: sqlite3.Connection, now: int) -> Statistics:
         owned=_owned(connection),
         held=_held(connection),
         started=started,
-        free=tuple(free_queues(connection)),
+        free=tuple(free_queues(connection, is_bounded=True)),
         paused=paused_queues(connection),
         minute=minute,
         hour=hour,
