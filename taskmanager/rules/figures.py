@@ -1,10 +1,10 @@
-"""How durations are counted: in buckets, of which each reaches to four times the one before it. Whole numbers only.
+"""Counts durations in buckets, of which each reaches four times as far as the one before it. Whole numbers only.
 
-Sixteen counts say where a percentile is to within a factor of four, in one row of a table, and can be added up over any
-time. A list of durations would say it exactly, and would grow with the number of tasks.
+Sixteen counts say where a percentile is, to within a factor of four. They stand in one row of a table, and can be added
+up over any time. A list of durations would be exact, and would grow with the number of tasks.
 
-The first bucket reaches to 1.024 ms, so that the number of bits of a duration in microseconds says in which one it is.
-To divide it first would take a fifth more time for each task that is counted.
+The first bucket reaches to 1.024 ms, so the number of bits of a duration in microseconds tells its bucket. To divide
+it first would take a fifth more time for each task that is counted.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What one transaction changes, as far as figures of time count it: starts, ends, and attempts that are made again."""
+"""Notes what the figures count of one transaction: starts, ends, and attempts that are made again."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -12,25 +12,25 @@ COUNTS: Final = (
     "started", "completed", "failed", "cancelled", "expired", "interrupted", "retried",
     *(f"{name}_{bucket}" for name in ("waited", "ran") for bucket in range(BUCKET_COUNT)),
 )  # fmt: skip
-"""All that is counted, in the order in which it is kept."""
+"""The columns of the figures, in their order."""
 STARTED: Final = COUNTS.index("started")
 COMPLETED: Final = COUNTS.index("completed")
 FAILED: Final = COUNTS.index("failed")
 CANCELLED: Final = COUNTS.index("cancelled")
 RETRIED: Final = COUNTS.index("retried")
 WAITED: Final = COUNTS.index("waited_0")
-"""The place of the first bucket of waiting time."""
+"""The column of the first bucket of waiting time."""
 RAN: Final = COUNTS.index("ran_0")
-"""The place of the first bucket of run time."""
+"""The column of the first bucket of run time."""
 _ENDS: Final = {status.value: COUNTS.index(status.value.lower()) for status in TERMINAL}
 _HIDDEN_ENDS: Final = {AttemptOutcome.COMPLETED.value: COMPLETED, AttemptOutcome.FAILED.value: FAILED}
 
 Change = tuple[str, str, int, int]
-"""Task name, queue name, the minute since 1970, and the place of what is counted."""
+"""Task name, queue name, the minute since 1970, and the column that is counted in."""
 
 
 class Noted:
-    """What there is to count of one transaction, except for the rows of lean writes."""
+    """What there is to count of one transaction, without the rows of lean writes."""
 
     __slots__ = ("changes",)
 
@@ -41,12 +41,12 @@ class Noted:
     def __repr__(self) -> str:
         return f"<Noted {len(self.changes)} changes>"
 
-    def note(self, task_name: str, queue_name: str, at: int, *places: int, count: int = 1) -> None:
-        """Count these at an instant."""
-        self.changes += [((task_name, queue_name, at // MINUTE_US, place), count) for place in places]
+    def note(self, task_name: str, queue_name: str, at: int, *columns: int, count: int = 1) -> None:
+        """Count in these columns what has happened at an instant."""
+        self.changes += [((task_name, queue_name, at // MINUTE_US, column), count) for column in columns]
 
     def note_write(self, write: TaskWrite) -> None:
-        """Count what the write of a whole row tells: starts, an end, attempts that are made again."""
+        """Count the starts, the end and the attempts of a write of a whole row."""
         row = write.row
         if row.status == "PENDING" and not write.attempts:
             return
@@ -77,7 +77,7 @@ class Noted:
             self.note(row.task_name, row.queue_name, row.updated_at, STARTED, count=new_count - len(begun))
 
     def _note_attempt(self, row: TaskRow, attempt: AttemptRow) -> None:
-        """Count an attempt that is not the end of which the row tells."""
+        """Count an attempt, unless it was the one that the end of the row is of."""
         if attempt.will_retry or (attempt.outcome == AttemptOutcome.WORKER_FAILURE and row.status in LIVE):
             self.note(row.task_name, row.queue_name, attempt.finished_at, RETRIED)
         elif attempt.outcome in _HIDDEN_ENDS:  # somebody has put the task back before its end was written
@@ -104,12 +104,12 @@ def ended_at(row: TaskRow) -> int:
 
 
 def _bucket(first: int, begun_at: int | None, ended_at: int | None) -> tuple[int, ...]:
-    """Return the place of a duration, or nothing if it is not known."""
+    """Return the column of a duration, or nothing if it is not known."""
     return () if begun_at is None or ended_at is None else (first + bucket_of(ended_at - begun_at),)
 
 
 def _waited(row: TaskRow, started_at: int) -> tuple[int, ...]:
-    """Return the place of the time for which a task had been due.
+    """Return the column of how long a task had been due.
 
     One that has slept stands in its queue by when it was sent, so its row does not say when it was due.
     """

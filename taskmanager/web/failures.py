@@ -39,9 +39,9 @@ async def show(request: Request) -> View:
         "kinds": kinds,
         "sinces": SINCE,
         "total": sum(group.count for group in found.groups),
-        "is_capped": not found.is_complete or found.group_count > len(kinds),
+        "is_capped": found.reached is not None or found.group_count > len(kinds),
     }
-    if not found.is_complete:
+    if found.reached is not None:
         values["is_live"] = False  # each look would end at another place
     return View("failures.html", values)
 

@@ -47,7 +47,6 @@ def test_failures_are_grouped_with_the_last_message(connection: sqlite3.Connecti
         ],
         3,
         None,
-        True,
     )
 
 
@@ -90,7 +89,7 @@ def test_failures_say_how_far_the_time_has_sufficed(
     put(connection, *(failed(f"t{at}", at, sent_at=at) for at in range(10)))
     found = failure_groups(connection, 0)
     assert found.groups == [FailureGroup("app:job", "E", 3, 7, 9, "t9", "no")]
-    assert (found.reached, found.is_complete) == ((7, ""), False)
+    assert found.reached == (7, "")
 
 
 def test_failures_of_many_groups_are_cut_and_counted(connection: sqlite3.Connection) -> None:
@@ -98,7 +97,7 @@ def test_failures_of_many_groups_are_cut_and_counted(connection: sqlite3.Connect
     put(connection, *(failed(f"t{at}", at, task_name=f"job-{at}") for at in range(9)))
     found = failure_groups(connection, 5, limit=2)
     assert [group.task_name for group in found.groups] == ["job-8", "job-7"]
-    assert (found.group_count, found.is_complete) == (9, True)
+    assert (found.group_count, found.reached) == (9, None)
 
 
 def test_failures_that_cannot_be_read_are_counted(connection: sqlite3.Connection) -> None:
@@ -121,4 +120,4 @@ def test_failures_that_cannot_be_read_are_counted(connection: sqlite3.Connection
 
 def test_failures_of_an_empty_file_are_none(connection: sqlite3.Connection) -> None:
     """Nothing has failed."""
-    assert failure_groups(connection) == FailureGroups([], 0, None, True)
+    assert failure_groups(connection) == FailureGroups([], 0, None)

@@ -9,7 +9,7 @@ import pytest
 from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.rules.figures import Span
 from taskmanager.store.noted import COUNTS
-from taskmanager.store.sqlite.counting import Place, add
+from taskmanager.store.sqlite.counting import FigureKey, add
 from taskmanager.store.sqlite.figures import by_queue, series, total
 from taskmanager.store.sqlite.schema import migrate
 
@@ -32,7 +32,7 @@ def counts(**of: int) -> list[int]:
 
 
 def put(connection: sqlite3.Connection, minute: int, task_name: str, queue_name: str = "default", **of: int) -> None:
-    add(connection, {Place(60, NOW + minute * MINUTE_US, task_name, queue_name): counts(**of)})
+    add(connection, {FigureKey(60, NOW + minute * MINUTE_US, task_name, queue_name): counts(**of)})
 
 
 def test_figures_added_twice_to_a_span_are_added_up(connection: sqlite3.Connection) -> None:
@@ -51,7 +51,7 @@ def test_series_has_one_of_each_span_with_anything_oldest_first(connection: sqli
     for minute in (3, 0, 1, 5):
         put(connection, minute, "a", started=minute)
         put(connection, minute, "b", started=10)
-    add(connection, {Place(3600, NOW, "a", "default"): counts(started=99)})
+    add(connection, {FigureKey(3600, NOW, "a", "default"): counts(started=99)})
     found = series(connection, Span.MINUTE, NOW + MINUTE_US + 59_000_000, NOW + 5 * MINUTE_US)
     assert [(each.at, each.started) for each in found] == [(NOW + MINUTE_US, 11), (NOW + 3 * MINUTE_US, 13)]
     (hour,) = series(connection, Span.HOUR, NOW + MINUTE_US, NOW + HOUR_US)

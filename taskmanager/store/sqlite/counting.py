@@ -1,8 +1,8 @@
-"""Counts what a store has committed, and adds it to the figures of time.
+"""Counts what a store has committed, and adds it to the figures.
 
-What is committed is counted, what has rolled back is not, and who loses a row does not count it. Counts stay in memory
-after the commit, and go to the file once a second, in a transaction of their own. So a commit pays for one tuple of
-each start and each end, 0.2 us, and a process that is killed takes the counts of a second with it. Figures may be too
+Only what is committed is counted: not what was rolled back, and not a write that has lost its row. The counts stay in
+memory after the commit, and go to the file once a second, in a transaction of their own. So a commit pays for one tuple
+of each start and each end, 0.2 us, and a process that is killed loses the counts of one second. Figures may be too
 small, and are never too large.
 """
 
@@ -19,7 +19,7 @@ from taskmanager.store.sqlite import statements as sql
 from taskmanager.store.sqlite.connection import transaction
 
 MAX_KEPT: Final = 20_000
-"""Different runs, and places, that are kept in memory. What comes when there are more places is not counted."""
+"""Different runs, and rows of figures, that are kept in memory. What would need more rows is not counted."""
 MAX_NAMES: Final = 1_000
 """Pairs of task and queue that one store tells apart in an hour. The others are counted together, without a name."""
 OTHERS: Final = ("", "")
@@ -29,8 +29,8 @@ _KNOWN_HOURS: Final = 4
 """Hours whose names are known at a time."""
 
 
-class Place(NamedTuple):
-    """What is counted together: the tasks of one name in one queue, in the span of so many seconds that begins then."""
+class FigureKey(NamedTuple):
+    """The key of one row of figures: the tasks of one name in one queue, in so many seconds from `at` on."""
 
     span: int
     at: int
@@ -38,13 +38,13 @@ class Place(NamedTuple):
     queue_name: str
 
 
-def add(connection: sqlite3.Connection, counted: Mapping[Place, Sequence[int]]) -> None:
+def add(connection: sqlite3.Connection, counted: Mapping[FigureKey, Sequence[int]]) -> None:
     """Add to the figures, in the transaction that is open. The counts come in the order of `noted.COUNTS`."""
-    sql.write(connection, sql.FIGURES, [(*place, *counts) for place, counts in counted.items()])
+    sql.write(connection, sql.FIGURES, [(*key, *counts) for key, counts in counted.items()])
 
 
-class Places(NamedTuple):
-    """Where in the rows of a lean write stand its names, and when what it tells of began and ended."""
+class Positions(NamedTuple):
+    """Where in the rows of a lean write its names stand, and the instants at which a wait or a run began and ended."""
 
     task_name: int
     queue_name: int
@@ -52,34 +52,32 @@ class Places(NamedTuple):
     end: int
 
     @classmethod
-    def of(cls, kind: sql.Kind, begin: str, end: str) -> "Places":
-        """Return the places in the rows of this kind."""
+    def of(cls, kind: sql.Kind, begin: str, end: str) -> "Positions":
+        """Return the positions in the rows of this kind."""
         return cls(*map(kind.columns.index, ("task_name", "queue_name", begin, end)))
 
 
-TIMED: Final[Mapping[sql.Kind, Places]] = {
-    sql.STARTED: Places.of(sql.STARTED, "sent_at", "started_at"),
-    sql.START: Places.of(sql.START, "enqueued_at", "started_at"),
-    sql.SUCCESS: Places.of(sql.SUCCESS, "started_at", "completed_at"),
+TIMED: Final[Mapping[sql.Kind, Positions]] = {
+    sql.STARTED: Positions.of(sql.STARTED, "sent_at", "started_at"),
+    sql.START: Positions.of(sql.START, "enqueued_at", "started_at"),
+    sql.SUCCESS: Positions.of(sql.SUCCESS, "started_at", "completed_at"),
 }
-"""The starts, with how long they had been due, and the successes, with how long they ran."""
-WAITED_RUN: Final = Places.of(sql.HISTORY, "sent_at", "started_at")
-"""Of a run that is written once, how long it had been due; `RUN_END` is when it ended."""
+"""Starts tell how long a task had been due, and successes how long it ran."""
+WAITED_RUN: Final = Positions.of(sql.HISTORY, "sent_at", "started_at")
+"""A run that is written once tells how long it had been due. `RUN_END` is the position of its end."""
 RUN_END: Final = sql.HISTORY.columns.index("completed_at")
 
 
 class Counting:
-    """What one store has committed, and has not added to the figures yet. One thread at a time uses it."""
+    """The counts that one store has not added to the figures yet. One thread at a time uses it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.timed: dict[sql.Kind, Counter[tuple[str, str, int, int]]] = {kind: Counter() for kind in TIMED}
-        """Of lean writes: the names, the minute, how many bits the microseconds have, and how often. The commit adds
-        to it.
-        """
+        """How often lean writes had these names, this minute, and a duration of so many bits. The commit counts."""
         self.runs: Counter[tuple[str, str, int, int, int, int]] = Counter()
-        """The same of runs that are written once, with two minutes and two durations."""
-        self._counts: dict[Place, list[int]] = {}
+        """The same for runs that are written once, with two minutes and two durations."""
+        self._counts: dict[FigureKey, list[int]] = {}
         self._names: dict[int, set[tuple[str, str]]] = {}
 
     def __repr__(self) -> str:
@@ -87,26 +85,26 @@ class Counting:
 
     @property
     def has_any(self) -> bool:
-        """Whether there is anything to add."""
+        """Return whether there is anything to add."""
         return bool(self._counts or self.runs) or any(self.timed.values())
 
     def keep(self, noted: Noted) -> None:
-        """Count what a transaction has changed that is committed."""
+        """Count what a committed transaction has changed."""
         now = self._clock.now_us()
-        for (task_name, queue_name, minute, place), count in noted.changes:
-            self._count(now, task_name, queue_name, minute, (place,), count)
+        for (task_name, queue_name, minute, column), count in noted.changes:
+            self._count(now, task_name, queue_name, minute, (column,), count)
 
-    def figures(self) -> dict[Place, list[int]]:
+    def figures(self) -> dict[FigureKey, list[int]]:
         """Return all that is to be added."""
         self.fold()
         return self._counts
 
     def forget(self) -> None:
-        """Count nothing twice: what was counted is in the file, or in a commit of which nobody knows."""
+        """Forget the counts, which are in the file now, or in a commit whose outcome is not known."""
         self._counts = {}
 
     def fold(self) -> None:
-        """Work out what is counted of lean writes."""
+        """Turn what the lean writes had in common into counts."""
         now = self._clock.now_us()
         for kind, found in self.timed.items():
             what, first = (COMPLETED, RAN) if kind is sql.SUCCESS else (STARTED, WAITED)
@@ -119,7 +117,7 @@ class Counting:
         self.runs.clear()
 
     def _count(
-        self, now: int, task_name: str, queue_name: str, minute: int, places: tuple[int, ...], count: int
+        self, now: int, task_name: str, queue_name: str, minute: int, columns: tuple[int, ...], count: int
     ) -> None:
         """Count something in its minute and in its hour, unless that is long past or to come."""
         at = minute * MINUTE_US
@@ -127,14 +125,14 @@ class Counting:
             begin = span.begin_of(at)
             if not (now - span.kept_us < begin + span.us and begin <= now + AHEAD_US):
                 continue
-            where = Place(span.value, begin, *self._name(task_name, queue_name, at // HOUR_US))
-            counts = self._counts.get(where)
+            key = FigureKey(span.value, begin, *self._name(task_name, queue_name, at // HOUR_US))
+            counts = self._counts.get(key)
             if counts is None:
                 if len(self._counts) >= MAX_KEPT:
                     continue
-                counts = self._counts[where] = [0] * len(COUNTS)
-            for place in places:
-                counts[place] += count
+                counts = self._counts[key] = [0] * len(COUNTS)
+            for column in columns:
+                counts[column] += count
 
     def _name(self, task_name: str, queue_name: str, hour: int) -> tuple[str, str]:
         """Return the names under which this is counted."""

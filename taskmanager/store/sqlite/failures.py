@@ -9,7 +9,7 @@ from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.sqlite.rows import packed, unpacked
 from taskmanager.store.sqlite.scanning import BUDGET_S
 from taskmanager.store.sqlite.search import error_messages
-from taskmanager.store.sqlite.windows import NEWEST, NEWEST_FIRST, Cursor, Pace, Window, by_status, windows
+from taskmanager.store.sqlite.windows import NEWEST, NEWEST_FIRST, Budget, Cursor, Window, by_status, windows
 
 MAX_GROUPS: Final = 200
 MESSAGE_CHARS: Final = 500
@@ -17,9 +17,9 @@ _AT: Final = "coalesce(t.failed_at, t.sent_at)"
 
 
 class FailureGroup(NamedTuple):
-    """Failed tasks of one function with one code: how many, when the first and the last of them failed, and which.
+    """The failed tasks of one function with one code. `first_at` and `last_at` are when the first and the last failed.
 
-    `message` is the beginning of the last one's, or None if it is encrypted.
+    `message` is how that of the last one begins, or None if it is encrypted.
     """
 
     task_name: str
@@ -32,19 +32,18 @@ class FailureGroup(NamedTuple):
 
 
 class FailureGroups(NamedTuple):
-    """The groups that were seen last, newest first, and of how many.
+    """The groups that failed last, newest first, and how many groups there are.
 
-    All failed tasks that were sent since `reached` are counted. It is None if these are all that there are.
+    Only failed tasks that were sent since `reached` are counted. It is None if all were counted.
     """
 
     groups: list[FailureGroup]
     group_count: int
     reached: Cursor | None
-    is_complete: bool
 
 
 class _Sum(NamedTuple):
-    """A group as windows tell of it. `rowid` is the row of the last one."""
+    """What one window, or several, have of a group. `rowid` is the row of the task that failed last."""
 
     task_name: str
     error_code: str | None
@@ -68,14 +67,14 @@ def failure_groups(
     found: dict[tuple[str, str | None], _Sum] = {}
     reached: Cursor | None = NEWEST
     with snapshot(connection):
-        for window in windows(connection, by_status(["FAILED"]), NEWEST_FIRST, NEWEST, Pace(budget_s)):
+        for window in windows(connection, by_status(["FAILED"]), NEWEST_FIRST, NEWEST, Budget(budget_s)):
             for each in _in_window(connection, window, since):
                 key = each.task_name, each.error_code
                 found[key] = each.with_others(found.get(key))
             reached = window.reached
         newest = sorted(found.values(), key=lambda each: (each.last_at, each.rowid), reverse=True)[:limit]
         groups = _with_last(connection, newest)
-    return FailureGroups(groups, len(found), reached, reached is None)
+    return FailureGroups(groups, len(found), reached)
 
 
 def _in_window(connection: sqlite3.Connection, window: Window, since: int | None) -> Iterator[_Sum]:

@@ -1,7 +1,7 @@
-"""The figures of time: what has happened in each minute of two days and each hour of thirty, by task and queue.
+"""Reads the figures: what has happened in each minute of two days and each hour of thirty days, by task and queue.
 
-Every look goes through the primary key, so it costs by the number of spans and names, and not by that of tasks. Where
-no name is given, it adds up one row for each name and span: an hour of 200 names are 12,000 rows, and take 10 ms.
+Every look goes through the primary key, so its cost depends on the number of spans and names, and not on that of tasks.
+Without a name it adds up one row for each name and span: an hour with 200 names has 12,000 rows, and takes 10 ms.
 """
 
 import sqlite3
@@ -17,7 +17,7 @@ _IN_SPANS: Final = "taskmanager_figures WHERE span = :span AND at >= :since AND 
 _TOTAL: Final = f"SELECT {_SUMS} FROM {_IN_SPANS}"
 _ENDED: Final = "sum(completed + failed + cancelled + expired + interrupted)"
 _ANY: Final = 1 << 62
-"""Later than every span."""
+"""An instant later than every span."""
 
 
 def series(
@@ -29,7 +29,7 @@ def series(
     task_name: str | None = None,
     queue_name: str | None = None,
 ) -> list[Figures]:
-    """Return one of each span in which anything has happened, oldest first.
+    """Return the figures of each span in which anything has happened, oldest first.
 
     The first is the span in which `since` lies, and all begin before `until`.
     """

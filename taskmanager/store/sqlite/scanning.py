@@ -1,7 +1,7 @@
-"""Finds the tasks that fit a search within a budget of time, whatever the search asks for, and says how far it got.
+"""Finds the tasks that fit a search, within a budget of time, and says how far it got.
 
-For pages: a list, a count before an action on many, the ids of those in pages, and all of them for an export. No column
-that may be large is read for any of it, but the beginnings of the arguments if a text is looked for in them.
+The dashboard uses it for a list, for the count before an action on many tasks, for the ids of those, and for an export.
+It reads no column that may be large. Only a search for a text reads the beginnings of the arguments.
 """
 
 import json
@@ -22,10 +22,10 @@ from taskmanager.store.sqlite.windows import (
     NEWEST_FIRST,
     OLDEST,
     OLDEST_FIRST,
+    Budget,
     Cursor,
+    Index,
     Order,
-    Pace,
-    Source,
     Window,
     by_error,
     by_status,
@@ -50,14 +50,13 @@ class Scanned(NamedTuple):
 
     rows: list[TaskRow]
     reached: Cursor | None
-    is_complete: bool
 
 
 class Counted(NamedTuple):
     """How many tasks fit. If there may be more, the count `is_capped`.
 
-    `reached` is how far it got if time or the text has ended it: all of the counted are newer. It is None if the cap
-    has ended it, or nothing.
+    `reached` is how far the count got if the time, or the limit of a text, ended it: all that were counted are newer.
+    It is None if the cap ended the count, or if it came to the end.
     """
 
     count: int  # type: ignore[assignment]  # the method of tuple is not missed
@@ -73,7 +72,7 @@ class Ids(NamedTuple):
 
     @property
     def task_ids(self) -> list[str]:
-        """The ids alone."""
+        """Return the ids alone."""
         return [task_id for _, task_id in self.places]
 
 
@@ -97,22 +96,22 @@ def scan(
 ) -> Scanned:
     """Return at most `limit` tasks, newest first by (sent_at, id), behind the place `after`, without their `PAYLOAD`.
 
-    It ends with the time, and with a text after `TEXT_ROWS` tasks that fit the rest of the search. However little time
-    there is, it gets further than `after`.
+    It ends when the time is up. With a text it also ends after `TEXT_ROWS` tasks that fit the rest of the search.
+    However little time there is, it gets further than `after`.
     """
-    pace = Pace(budget_s)
+    budget = Budget(budget_s)
     with snapshot(connection):
-        hits, reached = _look(connection, search, limit + 1, NEWEST_FIRST, after or NEWEST, pace)
-        rows = _summaries(connection, hits[:limit], pace)
+        hits, reached = _look(connection, search, limit + 1, NEWEST_FIRST, after or NEWEST, budget)
+        rows = _summaries(connection, hits[:limit], budget)
     if len(rows) < len(hits):
         reached = hits[len(rows) - 1].place
-    return Scanned(rows, reached, reached is None)
+    return Scanned(rows, reached)
 
 
 def newest_matching(connection: sqlite3.Connection, search: Search, *, budget_s: float = BUDGET_S) -> Cursor | None:
-    """Return a place such that no newer task fits, but those that are sent from now on. None if there is none at all.
+    """Return the place of the newest task that fits, or how far the time sufficed to look; None if none fits.
 
-    It is the place of the newest task that fits, or how far the time has sufficed.
+    So no newer task fits, but those that are sent from now on.
     """
     found = scan(connection, search, 1, budget_s=budget_s)
     return (found.rows[0].sent_at, found.rows[0].task_id) if found.rows else found.reached
@@ -129,10 +128,10 @@ def page_ids(
 ) -> Ids:
     """Return the places of at most `limit` tasks that fit, oldest first, behind `after` and up to `until`.
 
-    It may return fewer, even none, and not be at the end: then the time was up. A text is looked for in all of them.
+    If the time was up there may be fewer, even none. A text is looked for in as many tasks as the time allows.
     """
     with snapshot(connection):
-        hits, reached = _look(connection, search, limit, OLDEST_FIRST, after or OLDEST, Pace(budget_s), until)
+        hits, reached = _look(connection, search, limit, OLDEST_FIRST, after or OLDEST, Budget(budget_s), until)
     return Ids([hit.place for hit in hits], reached)
 
 
@@ -142,13 +141,13 @@ def count_up_to(
     """Count the tasks that fit, newest first, until there are `cap` of them, or the time is up."""
     with snapshot(connection):
         if search.text is not None:
-            hits, reached = _look(connection, search, cap + 1, NEWEST_FIRST, NEWEST, Pace(budget_s))
+            hits, reached = _look(connection, search, cap + 1, NEWEST_FIRST, NEWEST, Budget(budget_s))
             if len(hits) > cap:
                 return Counted(cap, True)
             return Counted(len(hits), reached is not None, reached)
         conditions, given = conditions_of(search)
         count, reached = 0, None
-        for window in windows(connection, _source(connection, search), NEWEST_FIRST, NEWEST, Pace(budget_s)):
+        for window in windows(connection, _index(connection, search), NEWEST_FIRST, NEWEST, Budget(budget_s)):
             where = " AND ".join((window.condition, *conditions))
             some = f"SELECT 1 FROM {window.table} WHERE {where} LIMIT :left"
             (found,) = connection.execute(
@@ -160,7 +159,7 @@ def count_up_to(
     return Counted(count, reached is not None, reached)
 
 
-def _source(connection: sqlite3.Connection, search: Search) -> Source:
+def _index(connection: sqlite3.Connection, search: Search) -> Index:
     """Return the index with the fewest rows among which the search finds all that fit."""
     if search.error_code is not None:
         some = (
@@ -182,7 +181,7 @@ def _look(
     limit: int,
     order: Order,
     start: Cursor,
-    pace: Pace,
+    budget: Budget,
     until: Cursor | None = None,
 ) -> tuple[list[_Hit], Cursor | None]:
     """Return at most `limit` places in that order, and how far was looked: None if that is everything."""
@@ -190,8 +189,8 @@ def _look(
     is_bounded = text is not None and order is NEWEST_FIRST
     hits, reached = list[_Hit](), start
     if is_bounded:
-        pace.most = TEXT_ROWS
-    for window in windows(connection, _source(connection, search), order, start, pace, until):
+        budget.most = TEXT_ROWS
+    for window in windows(connection, _index(connection, search), order, start, budget, until):
         left = limit - len(hits)
         fitting_count, found = _in_window(connection, search, text, window, order, left)
         hits += found[:left]
@@ -201,14 +200,14 @@ def _look(
             return hits, None
         reached = window.reached
         if is_bounded:
-            pace.most -= fitting_count
+            budget.most -= fitting_count
     return hits, reached
 
 
 def _in_window(
     connection: sqlite3.Connection, search: Search, text: TextSearch | None, window: Window, order: Order, left: int
 ) -> tuple[int, list[_Hit]]:
-    """Return how many fit but for the text, and those that fit."""
+    """Return how many fit the search without its text, and the places of those that fit with it."""
     conditions, given = conditions_of(search)
     rows = (
         f"FROM {window.table} WHERE {' AND '.join((window.condition, *conditions))}"
@@ -230,18 +229,18 @@ def _in_window(
     return count, [hit for hit in hits if hit.rowid in confirmed]
 
 
-def _summaries(connection: sqlite3.Connection, hits: list[_Hit], pace: Pace) -> list[TaskRow]:
-    """Return their rows, in this order, or the first of them when the time is up.
+def _summaries(connection: sqlite3.Connection, hits: list[_Hit], budget: Budget) -> list[TaskRow]:
+    """Return their rows, in this order; only the first of them if the time is up.
 
-    SQLite goes through a result of megabytes to get at the columns behind it. Only in the same snapshot a rowid still
-    means the same row.
+    This takes time, because SQLite goes through a result of megabytes to get at the columns behind it. It must be done
+    in the same snapshot, where a rowid still means the same row.
     """
     source = (
         "json_each(:rowids) AS wanted CROSS JOIN taskmanager_tasks AS t ON t.rowid = wanted.value ORDER BY wanted.key"
     )
     rows: list[TaskRow] = []
     size = FIRST_SIZE
-    while len(rows) < len(hits) and not (rows and pace.is_late):
+    while len(rows) < len(hits) and not (rows and budget.is_late):
         some = [hit.rowid for hit in hits[len(rows) : len(rows) + size]]
         rows += task_rows(connection, source, {"rowids": json.dumps(some)}, SUMMARY)
         size *= GROWTH

@@ -37,43 +37,43 @@ _BY_ERROR: Final = "taskmanager_tasks_error_code"
 _BY_ID: Final = "sqlite_autoindex_taskmanager_tasks_1"
 
 
-class Source(NamedTuple):
+class Index(NamedTuple):
     """The index that a walk goes along: by time alone, or by time within these statuses, which are not COMPLETED.
 
-    One that `is_small` has an index of its own, and few rows in it, which are read in one window.
+    So few rows of one that `is_small` fit that they are read in one window.
     """
 
-    index_name: str = _BY_SENT_AT
+    name: str = _BY_SENT_AT
     statuses: tuple[str, ...] = ()
     is_small: bool = False
 
     @property
     def condition(self) -> str:
-        """What holds for all its rows. The partial index is found by the second half."""
+        """Return what holds for all its rows. SQLite finds the partial index by the second half."""
         if not self.statuses:
             return "TRUE"
         return f"t.status IN ({', '.join(map(repr, self.statuses))}) AND t.status <> 'COMPLETED'"
 
     def parts(self) -> list[str]:
-        """The conditions of the parts of the index that are in the order of time, each by itself."""
+        """Return the conditions of the parts of the index. Each part is in the order of time."""
         if not self.statuses:
             return ["TRUE"]
         return [f"t.status = '{status}' AND t.status <> 'COMPLETED'" for status in self.statuses]
 
 
-def by_time() -> Source:
-    """Return the source that has every task."""
-    return Source()
+def by_time() -> Index:
+    """Return the index of all tasks."""
+    return Index()
 
 
-def by_status(statuses: Sequence[str]) -> Source:
-    """Return the source of the tasks of these statuses. COMPLETED is not among them."""
-    return Source(_BY_STATUS, tuple(str(status) for status in statuses))
+def by_status(statuses: Sequence[str]) -> Index:
+    """Return the index of the tasks of these statuses, which are not COMPLETED."""
+    return Index(_BY_STATUS, tuple(str(status) for status in statuses))
 
 
-def by_error() -> Source:
-    """Return the source of few tasks with the same error code, which a filter names."""
-    return Source(_BY_ERROR, is_small=True)
+def by_error() -> Index:
+    """Return the index of few tasks with the same error code, which a filter names."""
+    return Index(_BY_ERROR, is_small=True)
 
 
 class Order(NamedTuple):
@@ -86,6 +86,11 @@ class Order(NamedTuple):
     """In a place, this id says that all tasks of the instant have been looked at."""
     begin_id: str
     """And this one that none of them has been."""
+
+    @property
+    def back(self) -> str:
+        """Return the sign of what comes before a place in this order."""
+        return "<" if self.sign == ">" else ">"
 
 
 NEWEST_FIRST: Final = Order("<", "DESC", "max", "", TOP_ID)
@@ -101,8 +106,8 @@ class Window(NamedTuple):
     reached: Cursor | None
 
 
-class Pace:
-    """How large the next window may be. The first one is small: its rows may have results of megabytes."""
+class Budget:
+    """The time for a walk, and how large its next window may be. The first is small: its rows may have megabytes."""
 
     def __init__(self, budget_s: float, clock: Clock | None = None, most: int = MOST_SIZE) -> None:
         self._clock: Clock = clock or SystemClock()
@@ -113,17 +118,17 @@ class Pace:
 
     @property
     def is_over(self) -> bool:
-        """Whether no window is worth while any more."""
+        """Return whether too little is left for another window."""
         left_s = self._began_s + self._budget_s - self._clock.elapsed_s()
         return self.most <= 0 or left_s <= self._budget_s * _ENOUGH
 
     @property
     def is_late(self) -> bool:
-        """Whether the time is up."""
+        """Return whether the time is up."""
         return self._clock.elapsed_s() >= self._began_s + self._budget_s
 
     def note(self) -> None:
-        """A window of the current size has been looked at."""
+        """Note that a window of this size has been looked at, and choose the size of the next one."""
         now_s = self._clock.elapsed_s()
         took_s, left_s = max(now_s - self._last_s, 1e-6), self._began_s + self._budget_s - now_s
         self._last_s = now_s
@@ -133,43 +138,42 @@ class Pace:
 
 def windows(
     connection: sqlite3.Connection,
-    source: Source,
+    index: Index,
     order: Order,
     start: Cursor,
-    pace: Pace,
+    budget: Budget,
     until: Cursor | None = None,
 ) -> Iterator[Window]:
-    """Yield the windows behind `start`, to `until` at most, until the time is over. There is at least one."""
+    """Yield the windows behind `start` and up to `until`, at least one of them, until the time is over."""
     place: Cursor | None = start
     while place is not None:
-        window = _next(connection, source, order, place, pace.size, until)
+        window = _next(connection, index, order, place, budget.size, until)
         yield window
         place = window.reached
-        pace.note()
-        if pace.is_over:
+        budget.note()
+        if budget.is_over:
             return
 
 
 def _next(
-    connection: sqlite3.Connection, source: Source, order: Order, place: Cursor, size: int, until: Cursor | None
+    connection: sqlite3.Connection, index: Index, order: Order, place: Cursor, size: int, until: Cursor | None
 ) -> Window:
     at, task_id = place
     limits, given = _limits(order, until)
     given |= {"at": at, "id": bindable(task_id)}
-    table = f"taskmanager_tasks AS t INDEXED BY {source.index_name}"
-    if source.is_small:
+    table = f"taskmanager_tasks AS t INDEXED BY {index.name}"
+    if index.is_small:
         behind = f"(t.sent_at, t.id) {order.sign} (:at, CAST(:id AS TEXT))"
         return Window(table, f"{behind} AND {limits}", given, None)
     if task_id != order.done_id:
-        return _instant(connection, source, order, place, size, limits, given)
-    edge, far = _edges(connection, source, order, at, size, until)
-    base = f"{source.condition} AND t.sent_at {order.sign} :at AND {limits}"
+        return _instant(connection, index, order, place, size, limits, given)
+    edge, far = _edges(connection, index, order, at, size, until)
+    base = f"{index.condition} AND t.sent_at {order.sign} :at AND {limits}"
     if edge is None:
         return Window(table, base, given, None)
-    # Far behind it, it is the same instant still: that is a walk of its own, along the ids.
+    # So many tasks have that instant that the walk goes along their ids.
     is_crowded = far == edge
-    back = "<" if order.sign == ">" else ">"
-    within = f"t.sent_at {back}{'' if is_crowded else '='} :edge"
+    within = f"t.sent_at {order.back}{'' if is_crowded else '='} :edge"
     reached = (edge, order.begin_id if is_crowded else order.done_id)
     return Window(table, f"{within} AND {base}", given | {"edge": edge}, reached)
 
@@ -178,19 +182,18 @@ def _limits(order: Order, until: Cursor | None) -> tuple[str, dict[str, Any]]:
     if until is None:
         return "TRUE", {}
     given = {"until_at": until[0], "until_id": bindable(until[1])}
-    back = "<=" if order.sign == ">" else ">="
-    return f"(t.sent_at, t.id) {back} (:until_at, CAST(:until_id AS TEXT))", given
+    return f"(t.sent_at, t.id) {order.back}= (:until_at, CAST(:until_id AS TEXT))", given
 
 
 def _edges(
-    connection: sqlite3.Connection, source: Source, order: Order, at: int, size: int, until: Cursor | None
+    connection: sqlite3.Connection, index: Index, order: Order, at: int, size: int, until: Cursor | None
 ) -> tuple[int | None, int | None]:
     """Return the instant that is so many tasks away, and the one that is `TIES` further."""
-    limit = "TRUE" if until is None else f"t.sent_at {'<=' if order.sign == '>' else '>='} :until_at"
+    limit = "TRUE" if until is None else f"t.sent_at {order.back}= :until_at"
     parts = []
-    for part in source.parts():
+    for part in index.parts():
         one = (
-            f"SELECT t.sent_at FROM taskmanager_tasks AS t INDEXED BY {source.index_name}"
+            f"SELECT t.sent_at FROM taskmanager_tasks AS t INDEXED BY {index.name}"
             f" WHERE {part} AND t.sent_at {order.sign} :at AND {limit} ORDER BY t.sent_at {order.direction}"
         )
         parts.append(
@@ -204,7 +207,7 @@ def _edges(
 
 def _instant(
     connection: sqlite3.Connection,
-    source: Source,
+    index: Index,
     order: Order,
     place: Cursor,
     size: int,
@@ -212,9 +215,9 @@ def _instant(
     given: dict[str, Any],
 ) -> Window:
     """Return a window of the tasks of one instant."""
-    table = f"taskmanager_tasks AS t INDEXED BY {source.index_name}"
-    condition = f"{source.condition} AND t.sent_at = :at AND t.id {order.sign} CAST(:id AS TEXT) AND {limits}"
-    some = f"SELECT 1 FROM {table} WHERE {source.condition} AND t.sent_at = :at LIMIT {TIES + 1}"
+    table = f"taskmanager_tasks AS t INDEXED BY {index.name}"
+    condition = f"{index.condition} AND t.sent_at = :at AND t.id {order.sign} CAST(:id AS TEXT) AND {limits}"
+    some = f"SELECT 1 FROM {table} WHERE {index.condition} AND t.sent_at = :at LIMIT {TIES + 1}"
     (count,) = connection.execute(f"SELECT count(*) FROM ({some})", {"at": place[0]}).fetchone()
     if count <= TIES:
         return Window(table, condition, given, (place[0], order.done_id))
@@ -226,6 +229,5 @@ def _instant(
     table = f"taskmanager_tasks AS t INDEXED BY {_BY_ID}"
     if found is None:
         return Window(table, condition, given, (place[0], order.done_id))
-    back = "<=" if order.sign == ">" else ">="
-    within = f"t.id {back} CAST(:edge_id AS TEXT) AND {condition}"
+    within = f"t.id {order.back}= CAST(:edge_id AS TEXT) AND {condition}"
     return Window(table, within, given | {"edge_id": bindable(found[0])}, (place[0], found[0]))
