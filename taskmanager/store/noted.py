@@ -52,8 +52,9 @@ class Noted:
             return
         self._note_starts(write)
         is_end = row.status in TERMINAL and (write.expected is None or write.expected.status != row.status)
-        last = next((each for each in write.attempts if each.attempt == row.start_count), None) if is_end else None
-        for each in write.attempts:
+        attempts = _new_attempts(write)
+        last = next((each for each in attempts if each.attempt == row.start_count), None) if is_end else None
+        for each in attempts:
             if each is not last:
                 self._note_attempt(row, each)
         if is_end:
@@ -96,6 +97,16 @@ class Noted:
         """Count tasks that were cancelled while they waited, by the names of task and queue."""
         for task_name, queue_name in names:
             self.note(task_name, queue_name, now, CANCELLED)
+
+
+def _new_attempts(write: TaskWrite) -> list[AttemptRow]:
+    """Return the attempts that are not in the store yet. A state that is no run was written with those before it.
+
+    They come again where a commit had seemed to fail and its row was found.
+    """
+    known = write.expected
+    written = 0 if known is None else known.start_count - (known.status == "RUNNING")
+    return [each for each in write.attempts if each.attempt > written]
 
 
 def ended_at(row: TaskRow) -> int:

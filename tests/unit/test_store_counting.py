@@ -254,15 +254,20 @@ async def test_starts_and_ends_of_claims_and_cancels_are_counted(path: Path, clo
 def test_outcome_of_a_run_is_counted_once(
     end: dict[str, Any], attempts: list[tuple[str, int]], counts: dict[str, int]
 ) -> None:
-    """Whoever writes it: the instance that ran it, another that recovers it, or a person who puts it back at once."""
+    """Whoever writes it: the instance that ran it, another that recovers it, or a person who puts it back at once.
+    Where a commit had seemed to fail, its row is found, and written again with its attempts.
+    """
     running = task("t", status="RUNNING", start_count=2, started_at=NOW - 9_000)
     rows = tuple(
         attempt("t", 2, outcome=outcome, will_retry=will_retry, started_at=NOW - 9_000, finished_at=NOW)
         for outcome, will_retry in attempts
     )
     noted = Noted()
-    noted.note_write(TaskWrite(running._replace(**{"updated_at": NOW, **end}), expected_of(running), rows))
+    ended = running._replace(**{"updated_at": NOW, **end})
+    noted.note_write(TaskWrite(ended, expected_of(running), rows))
+    noted.note_write(TaskWrite(ended, expected_of(ended), rows))
     assert happened(noted) == counts
+    assert len(noted.changes) == len(set(noted.changes))
 
 
 def happened(noted: Noted) -> dict[str, int]:
