@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -31,11 +31,13 @@ from taskmanager.web import (
 from taskmanager.web.assets import asset
 from taskmanager.web.guard import Auth, Guard, check_auth
 from taskmanager.web.mounting import place_in
-from taskmanager.web.render import Sheet, View, drawn, fault_page, refuse, respond, sent
+from taskmanager.web.render import Sheet, View, drawn, fault_page, refuse, respond, said_to, sent
 from taskmanager.web.site import FormatArguments, Site, site_of, viewer_of
 from taskmanager.web.source import Source
 
-Page = Callable[[Request], Awaitable[View | Response]]
+Page = Callable[[Request], Awaitable[View | RedirectResponse]]
+"""What is drawn for all viewers. Any other answer has the token, or the sentence, of one of them in it."""
+Answer = Callable[[Request], Awaitable[View | Response]]
 
 PAGES: Final[tuple[tuple[str, Page], ...]] = (
     ("/", overview.show),
@@ -53,7 +55,7 @@ PAGES: Final[tuple[tuple[str, Page], ...]] = (
 
 A name in an address is one segment, quoted.
 """
-ANSWERS: Final[tuple[tuple[str, Page, str], ...]] = (
+ANSWERS: Final[tuple[tuple[str, Answer, str], ...]] = (
     ("/healthz", health.show, "GET"),
     ("/tasks/export.csv", export.as_csv, "GET"),
     ("/tasks/export.json", export.as_json, "GET"),
@@ -144,10 +146,12 @@ def _shown(page: Page) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         source = site_of(request).source
 
-        async def draw() -> Sheet | Response:
+        async def draw() -> Sheet | RedirectResponse:
             found = await page(request)
-            return found if isinstance(found, Response) else await drawn(request, found, source.clock)
+            return found if isinstance(found, RedirectResponse) else await drawn(request, found, source.clock)
 
+        if said_to(request):
+            source.look_again()  # another worker may have done what this viewer wants to see
         held = request.headers.get(tasks.ROWS_HEADER, "")
         key = place_in(request.scope), request.url.query, held, viewer_of(request).may_act
         mark = source.mark()
@@ -167,7 +171,7 @@ def _shown(page: Page) -> Callable[[Request], Awaitable[Response]]:
     return answer
 
 
-def _answered(answer: Page) -> Callable[[Request], Awaitable[Response]]:
+def _answered(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
     async def answered(request: Request) -> Response:
         try:
             found = await answer(request)

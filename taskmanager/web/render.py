@@ -105,7 +105,7 @@ def sent(request: Request, sheet: Sheet) -> Response:
     headers = {"ETag": sheet.tag, "Vary": "Cookie"}
     if sheet.status_code == 200 and sheet.tag == request.headers.get("if-none-match"):
         return Response(status_code=304, headers=headers)
-    said = "" if "x-live" in request.headers else unquote(request.cookies.get(_said_name(request), ""))[:MAX_SAID]
+    said = said_to(request)
     html = sheet.html.replace(_TOKEN_HERE, str(escape(viewer_of(request).form_token)))
     response = HTMLResponse(html.replace(_SAID_HERE, str(escape(said))), sheet.status_code, headers)
     if said:
@@ -147,6 +147,13 @@ def done(request: Request, to: str, said: str) -> Response:
     return response
 
 
+def said_to(request: Request) -> str:
+    """Return the sentence that the page shows to who has just acted; an empty text to anybody else."""
+    if "x-live" in request.headers:
+        return ""
+    return escaped(unquote(request.cookies.get(_said_name(request), ""))[:MAX_SAID])
+
+
 def is_secure(request: Request) -> bool:
     """Return whether the browser speaks https, as far as the server knows."""
     return request.url.scheme == "https"
@@ -156,12 +163,17 @@ def _said_name(request: Request) -> str:
     return f"{SECURE_PREFIX}{SAID}" if is_secure(request) else SAID
 
 
-def refuse(request: Request, status_code: int, what: str, cure: str) -> Response:
+def refusal(status_code: int, what: str, cure: str) -> View:
     """Return a page that says why the request cannot be answered, and what to do."""
-    return respond(request, View("fault.html", {"what": what, "cure": cure}, status_code))
+    return View("fault.html", {"what": what, "cure": cure}, status_code)
 
 
-def those_like(request: Request, what: str, part: str, ids: Sequence[str]) -> View | Response:
+def refuse(request: Request, status_code: int, what: str, cure: str) -> Response:
+    """Return the answer with such a page, for one viewer."""
+    return respond(request, refusal(status_code, what, cure))
+
+
+def those_like(request: Request, what: str, part: str, ids: Sequence[str]) -> View | RedirectResponse:
     """Lead to the task or workflow whose id begins or ends with `part`; let the viewer choose if there are several."""
     if len(ids) == 1:
         return RedirectResponse(f"{up_of(request)}{what}s/{segment(ids[0])}", 307)

@@ -3,16 +3,21 @@
 A look opens the file to read only, in a thread, as the command line does. Looks that ask the same within a second share
 one answer, so ten viewers cost what one costs. An action opens the file as an application does; every instance notices
 within its `store_poll`. A manager without a file is asked in its memory.
+
+A server may load the application, and even ask it for a page, before it forks its workers. Threads do not come along
+into a forked process, so it begins with threads, locks and answers of its own.
 """
 
 import asyncio
+import os
 import sqlite3
+import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, TypeVarTuple
 
 from taskmanager.console.observer import Traces, Watch, traces_of
 from taskmanager.console.oneself import InstanceObserver
@@ -39,6 +44,7 @@ READ_PATIENCE_S: Final = 0.5
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 
 
 class Source:
@@ -48,11 +54,18 @@ class Source:
         self.database = database
         self.manager = manager
         self.clock: Clock = SystemClock()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin with what belongs to this process alone."""
+        self._pid = os.getpid()
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="taskmanager-web")
         self._shared: dict[Hashable, tuple[float, asyncio.Task[Any]]] = {}
         self._traces: Traces = ()
         self._same_since_s = self.clock.elapsed_s()
+        self._watching = threading.Lock()
         self._watch: Watch | None = None
+        self._is_watch_old = False
         self._observer: tuple[Engine, InstanceObserver] | None = None
 
     def __repr__(self) -> str:
@@ -69,7 +82,12 @@ class Source:
         def work(connection: sqlite3.Connection) -> R:
             return ask(connection, *args, **kwargs)
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, work)
+        return await self._in_thread(self._read, work)
+
+    async def _in_thread(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
+        if self._pid != os.getpid():
+            self._begin()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
     def _read(self, work: Callable[[sqlite3.Connection], R]) -> R:
         if self.database is None:
@@ -124,17 +142,21 @@ class Source:
             if self._observer is None or self._observer[0] is not engine:
                 self._observer = engine, InstanceObserver(engine)
             return await self._observer[1].overview_aside()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._watched)
+        return await self._in_thread(self._watched)
 
     def _watched(self) -> Overview:
         if self.database is None:
             raise _not_running()
-        if self._watch is None:
-            self._watch = Watch(self.database, self.clock, _opened)
-        self._watch.look()
-        if self._watch.fault is not None or self._watch.last is None:
-            raise StoreUnavailable(self._watch.fault or f"{self.database} cannot be read")
-        return self._watch.last
+        with self._watching:
+            if self._watch is None:
+                self._watch = Watch(self.database, self.clock, _opened)
+            if self._is_watch_old:
+                self._is_watch_old = False
+                self._watch.look_again()
+            self._watch.look()
+            if self._watch.fault is not None or self._watch.last is None:
+                raise StoreUnavailable(self._watch.fault or f"{self.database} cannot be read")
+            return self._watch.last
 
     def running(self) -> Engine | None:
         """Return the engine of the manager, if it runs in this event loop."""
@@ -168,7 +190,7 @@ class Source:
         try:
             return await (work(self._in_memory()) if self.database is None else self._on_file(self.database, work))
         finally:
-            self._look_again()
+            self.look_again()
             if (engine := self.running()) is not None:
                 engine.life.wants_claim.set()  # what was written may wait for somebody: a memory store is not polled
 
@@ -181,11 +203,10 @@ class Source:
         finally:
             await store.close()
 
-    def _look_again(self) -> None:
+    def look_again(self) -> None:
         """Forget what was seen, so that whoever has acted sees the outcome."""
         self._shared.clear()
-        if self._watch is not None:
-            self._watch.look_again()
+        self._is_watch_old = True  # a thread may be at it, and find what was there before
         if self._observer is not None:
             self._observer[1].look_again()
 

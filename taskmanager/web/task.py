@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse
 
 from taskmanager.codec.report import number_or_none
 from taskmanager.console.documents import parsed
@@ -22,7 +22,7 @@ from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.sqlite.search import ids_like
 from taskmanager.store.sqlite.task_views import Part, TaskView, task_view
 from taskmanager.web import values
-from taskmanager.web.render import MAX_LIKE, View, refuse, those_like
+from taskmanager.web.render import MAX_LIKE, View, refusal, those_like
 from taskmanager.web.site import Site, site_of
 from taskmanager.web.source import Source
 from taskmanager.web.timeline import Line, Tick, line_until_now, ticks
@@ -33,7 +33,7 @@ MAX_BARS: Final = 40
 MAX_TAGS: Final = 50
 
 
-async def show(request: Request) -> View | Response:
+async def show(request: Request) -> View | RedirectResponse:
     """Show a task. A part of its id leads to it."""
     site, wanted = site_of(request), request.path_params["task_id"].strip()
     view = await site.source.look(task_view, wanted)
@@ -50,7 +50,7 @@ async def _running(source: Source, task_id: str) -> RunningTask | None:
     return next((each for each in (await source.overview()).running if each.task_id == task_id), None)
 
 
-async def _like(request: Request, part: str) -> View | Response:
+async def _like(request: Request, part: str) -> View | RedirectResponse:
     source = site_of(request).source
     found = set(await source.look(ids_like, part, MAX_LIKE + 1)) | set(source.ids_in_memory_like(part, MAX_LIKE + 1))
     running = {} if not part else {
@@ -64,7 +64,7 @@ async def _like(request: Request, part: str) -> View | Response:
     if together:
         return those_like(request, "task", part, together)
     cure = "look for it in the list of tasks; a record is deleted when it is older than the application keeps them"
-    return refuse(request, 404, f"there is no task {cut(part, MAX_CHARS)}", cure)
+    return refusal(404, f"there is no task {cut(part, MAX_CHARS)}", cure)
 
 
 async def _only_running(request: Request, task: RunningTask) -> dict[str, Any]:

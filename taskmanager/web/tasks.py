@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import RedirectResponse
 
 from taskmanager.console.acts import RETRYABLE
 from taskmanager.console.figures import MAX_CHARS
@@ -108,7 +108,7 @@ class Listing(NamedTuple):
         return self.reached is not None and not self.is_full
 
 
-async def show(request: Request) -> View | Response:
+async def show(request: Request) -> View | RedirectResponse:
     """Show the tasks of the filter that the address is. What a form has left empty is taken out of the address."""
     site, pairs = site_of(request), request.query_params.multi_items()
     asked = read_filter(pairs, site.source.clock.now_us())

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any, Final, NamedTuple
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from taskmanager.console.acts import act_on_workflow, failed_tasks, retry_workflow, told_of_workflow
 from taskmanager.console.figures import MAX_CHARS, cause, cut, exact, stored_error, took
@@ -40,7 +40,7 @@ from taskmanager.store.sqlite.workflow_views import Progress, progress_of, view_
 from taskmanager.web import values
 from taskmanager.web.forms import audit
 from taskmanager.web.graph import MAX_BOXES, Box, Layout, layout_of
-from taskmanager.web.render import MAX_LIKE, View, done, refuse, segment, those_like
+from taskmanager.web.render import MAX_LIKE, View, done, refusal, segment, those_like
 from taskmanager.web.site import Site, site_of
 
 MAX_ROWS: Final = 100
@@ -113,7 +113,7 @@ class Node(NamedTuple):
     address: str | None
 
 
-async def show(request: Request) -> View | Response:
+async def show(request: Request) -> View | RedirectResponse:
     """Show a workflow. A part of its id leads to it."""
     site, wanted = site_of(request), request.path_params["workflow_id"]
     start = _start_of(request.query_params.get("from", ""))
@@ -124,7 +124,7 @@ async def show(request: Request) -> View | Response:
     if ids:
         return those_like(request, "workflow", wanted, ids)
     cure = "look for it in the list of workflows; a record is deleted when it is older than the application keeps them"
-    return refuse(request, 404, f"there is no workflow {cut(wanted, MAX_CHARS)}", cure)
+    return refusal(404, f"there is no workflow {cut(wanted, MAX_CHARS)}", cure)
 
 
 def _start_of(text: str) -> int | None:
