@@ -247,7 +247,11 @@ class Workflows:
         return bool(self.drawings) and not self._world.loss_count
 
     def may_change(self, task_id: str) -> bool:
-        """Whether somebody has asked that something of its workflow runs again."""
+        """Whether somebody has asked that something of its workflow runs again; or a copy of the file knows only its
+        beginning, and goes on from there.
+        """
+        if self._world.loss_count:
+            return True
         node = next((each for each in self._seen.nodes.values() if each.task_id == task_id), None)
         if node is None or (node.workflow_id, node.task_index) in self._reopened:
             return True
