@@ -62,7 +62,7 @@ def visit(browser: Browser) -> Visit:
 def made_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of `content`, made once. Tests that change it take a copy."""
     database = tmp_path_factory.mktemp("content") / "tasks.db"
-    content.make(database)
+    content.make(database, "history", "killed")
     return database
 
 
@@ -70,7 +70,7 @@ def made_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made_history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file that the shop goes on with."""
     database = tmp_path_factory.mktemp("history") / "tasks.db"
-    content.make(database, is_killed=False)
+    content.make(database, "history")
     return database
 
 

@@ -1,6 +1,7 @@
 """Makes the files that the dashboard shows: a day of a shop, and the moment in which its process was killed.
 
     SERVED_DB=tasks.db python -m tests.browser.content history     ends by itself
+    SERVED_DB=tasks.db python -m tests.browser.content busy        the same, with more in the last hour
     SERVED_DB=tasks.db python -m tests.browser.content killed      ends by SIGKILL
 
 A real manager leaves them. Only its clock is moved, so that what it did is spread over a day.
@@ -16,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +28,8 @@ from tests.crash.harness import ROOT
 
 # How long before the end something happens: two-hourly at first, then every three minutes of the last hour.
 MOMENTS: Final = (*(hours * HOUR_US for hours in range(26, 1, -2)), *(m * MINUTE_US for m in range(60, 2, -3)))
+# For pictures: a shop that had something to do in each minute of the hour.
+BUSY_MOMENTS: Final = (*MOMENTS[:-19], *(m * MINUTE_US for m in range(59, 2, -1)))
 CUSTOMERS: Final = ("ann", "bob", "cyd", "dee")
 PATIENCE_S: Final = 30.0
 FAST_COUNT: Final = 30  # of the cities of a workflow
@@ -50,14 +54,14 @@ class MovableClock(SystemClock):
         self._ago_us = ago_us
 
 
-async def history() -> None:
+async def history(moments: Sequence[int] = MOMENTS) -> None:
     """Leave what has ended, what waits, and one that was interrupted by the stop."""
-    clock = manager._clock = MovableClock(MOMENTS[0])
+    clock = manager._clock = MovableClock(moments[0])
     manager._intake = manager._new_intake()  # the first one has the clock of the machine
     chance = random.Random(7)
     orders = itertools.count(1)
     async with manager:
-        for ago_us in MOMENTS:
+        for ago_us in moments:
             clock.move(ago_us)
             await some_orders(orders, chance)
         await one_of_each(clock)
@@ -185,14 +189,14 @@ async def has_completed(workflow: Any, count: int) -> bool:
     return sum(node.status == "COMPLETED" for node in await workflow.nodes()) >= count
 
 
-def make(database: Path, *, is_killed: bool = True) -> None:
-    """Let the programs leave their file at that path; the second one only if it shall have been killed."""
-    for part, code in (("history", 0), ("killed", -signal.SIGKILL))[: 1 + is_killed]:
+def make(database: Path, *parts: str) -> None:
+    """Let these programs leave their file at that path, one after the other."""
+    for part in parts:
         done = subprocess.run(
             [sys.executable, "-m", "tests.browser.content", part],
             cwd=ROOT, env={**os.environ, "SERVED_DB": str(database)}, check=False, capture_output=True, timeout=90,
         )  # fmt: skip
-        assert done.returncode == code, done.stderr.decode(errors="replace")
+        assert done.returncode == (-signal.SIGKILL if part == "killed" else 0), done.stderr.decode(errors="replace")
 
 
 def copy(database: Path, folder: Path) -> Path:
@@ -203,4 +207,4 @@ def copy(database: Path, folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    asyncio.run({"history": history, "killed": killed}[sys.argv[1]]())
+    asyncio.run({"history": history, "busy": partial(history, BUSY_MOMENTS), "killed": killed}[sys.argv[1]]())

@@ -8,11 +8,12 @@ from typing import Final
 from playwright.sync_api import sync_playwright
 
 from tests.browser import content
-from tests.browser.serving import SHOP, serving
+from tests.browser.serving import SHOP, Served, serving
 from tests.browser.visiting import Theme, browser_path, visiting
 from tests.crash.harness import ROOT
 
 DOCS: Final = ROOT / "docs"
+HEIGHT: Final = 1_180
 PICTURES: Final[tuple[tuple[str, str, Theme], ...]] = (
     ("dashboard-light", "", "light"),
     ("dashboard-dark", "", "dark"),
@@ -23,13 +24,16 @@ PICTURES: Final[tuple[tuple[str, str, Theme], ...]] = (
 
 def main(folder: Path = DOCS) -> None:
     """Let a shop work, and take a picture of each."""
-    with tempfile.TemporaryDirectory() as made, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory(prefix="shop-") as made, sync_playwright() as playwright:
         database = Path(made) / "tasks.db"
-        content.make(database, is_killed=False)
+        content.make(database, "busy")
         browser = playwright.chromium.launch(executable_path=browser_path())
         with serving(database, *SHOP) as server:
+            shown = Served(server, "/tasks")
+            for number in range(5):
+                shown.tell("build-report", {"args": [f"2025-{12 - number}", 93 - 17 * number]})
             for name, address, theme in PICTURES:
-                with visiting(browser, f"{server.url()}/tasks", theme=theme) as visitor:
+                with visiting(browser, shown.url, theme=theme, height=HEIGHT) as visitor:
                     page = visitor.go(address)
                     page.wait_for_load_state("networkidle")
                     page.screenshot(path=folder / f"{name}.png")
