@@ -17,7 +17,7 @@ HEIGHT: Final = 1_180
 PICTURES: Final[tuple[tuple[str, str, Theme], ...]] = (
     ("dashboard-light", "", "light"),
     ("dashboard-dark", "", "dark"),
-    ("dashboard-workflow", "workflows/weather-running", "light"),
+    ("dashboard-workflow", "workflows/weather-running", "dark"),
 )
 """The name of the file, the address and the theme."""
 
