@@ -101,7 +101,7 @@ def test_web_asks_a_function_of_the_application(tmp_path: Path) -> None:
         assert server.answer("/queues", {"X-Level": "read", "Host": "any.example"})[0] == 421
         assert server.answer("/queues", {"X-Level": "read", "Host": "tasks.example.com"})[0] == 503
     for target, reason in (("admin", "names no function"), ("admin:other", "has no 'other'"), ("admin:not_one", "3")):
-        refused = run(tmp_path, "web", "--auth", target)
+        refused = run(tmp_path, "web", "--port", "0", "--auth", target)
         assert refused.returncode in (1, 2)
         assert reason in refused.stderr
         assert "Traceback" not in refused.stderr
