@@ -17,7 +17,7 @@ from taskmanager.console import acts
 from taskmanager.console.acts import CHANGED, GONE, Answer
 from taskmanager.engine.actions import why_not_again
 from taskmanager.manager import TaskManager
-from taskmanager.model.errors import UnknownTask, unknown_task
+from taskmanager.model.errors import StoreError, UnknownTask, unknown_task
 from taskmanager.model.record import TaskRow
 from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite.queries import fetch
@@ -57,6 +57,21 @@ CANCEL: Final = Way(
 )
 
 
+class _Deeds:
+    """What has come of an action so far: the answers, and the tasks that are being written and have none yet."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.unanswered: Sequence[str] = ()
+
+    def note(self, request: Request, way: Way) -> None:
+        """Log who did that to which tasks. What was being written when the action was broken off may be done."""
+        if concerned := [answer.task_id for answer in self.answers if answer.done]:
+            audit(request, way.participle, concerned)
+        if self.unanswered:
+            audit(request, f"perhaps {way.participle}, without an answer", self.unanswered)
+
+
 async def act(
     request: Request,
     way: Way,
@@ -65,39 +80,46 @@ async def act(
     fits: Callable[[TaskRow], bool] = lambda _row: True,
     patience_s: float | None = None,
 ) -> list[Answer]:
-    """Do that to these tasks, in their order, and write an audit line.
+    """Do that to these tasks, in their order, and write audit lines, also if it is broken off.
 
-    What does not fit any more is left alone. There are fewer answers than ids where `patience_s` was over before.
+    What does not fit any more is left alone. There are fewer answers than ids where `patience_s` was over before, or
+    the file could not be written any more.
     """
-    source = site_of(request).source
+    source, deeds = site_of(request).source, _Deeds()
     deadline_s = None if patience_s is None else source.clock.elapsed_s() + patience_s
-    if source.manager is not None and source.running() is not None and (len(task_ids) == 1 or source.database is None):
-        answers = await _ask(source, source.manager, way, task_ids, fits, deadline_s)
-    else:
-        answers = await source.act(lambda store: _write(source, store, way, task_ids, fits, deadline_s))
-    if concerned := [answer.task_id for answer in answers if answer.done]:
-        audit(request, way.participle, concerned)
-    return answers
+    manager = None if source.running() is None else source.manager
+    try:
+        if manager is not None and (len(task_ids) == 1 or source.database is None):
+            await _ask(deeds, source, manager, way, task_ids, fits, deadline_s)
+        else:
+            await source.act(lambda store: _write(deeds, source, store, way, task_ids, fits, deadline_s))
+    except StoreError:
+        if not deeds.answers:
+            raise
+    finally:
+        deeds.note(request, way)
+    return deeds.answers
 
 
 async def _ask(
+    deeds: _Deeds,
     source: Source,
     manager: TaskManager,
     way: Way,
     task_ids: Sequence[str],
     fits: Callable[[TaskRow], bool],
     deadline_s: float | None,
-) -> list[Answer]:
-    answers: list[Answer] = []
+) -> None:
     for task_id in task_ids:
         row = await source.read(fetch, task_id)
         if row is not None and not fits(row):
-            answers.append(Answer(task_id, False, "refused", CHANGED))
+            deeds.answers.append(Answer(task_id, False, "refused", CHANGED))
         else:
-            answers.append(await _asked(source, manager, way, task_id))
+            deeds.unanswered = [task_id]
+            deeds.answers.append(await _asked(source, manager, way, task_id))
+            deeds.unanswered = ()
         if deadline_s is not None and source.clock.elapsed_s() >= deadline_s:
             break
-    return answers
 
 
 async def _asked(source: Source, manager: TaskManager, way: Way, task_id: str) -> Answer:
@@ -113,28 +135,29 @@ async def _asked(source: Source, manager: TaskManager, way: Way, task_id: str) -
 
 
 async def _write(
+    deeds: _Deeds,
     source: Source,
     store: Store,
     way: Way,
     task_ids: Sequence[str],
     fits: Callable[[TaskRow], bool],
     deadline_s: float | None,
-) -> list[Answer]:
-    answers: list[Answer] = []
+) -> None:
     for start in range(0, len(task_ids), BATCH):
         batch = task_ids[start : start + BATCH]
         rows = await store.fetch_ids(batch)
         fitting = [rows[each] for each in batch if each in rows and fits(rows[each])]
+        deeds.unanswered = [row.task_id for row in fitting]
         found = {answer.task_id: answer for answer in await way.write(source, store, fitting)} if fitting else {}
+        deeds.unanswered = ()
         for task_id in batch:
             lost = (
                 Answer(task_id, False, "refused", CHANGED) if task_id in rows else Answer(task_id, False, "gone", GONE)
             )
-            answers.append(found.get(task_id, lost))
+            deeds.answers.append(found.get(task_id, lost))
         if deadline_s is not None and source.clock.elapsed_s() >= deadline_s:
             break
         await asyncio.sleep(0)
-    return answers
 
 
 # One task.

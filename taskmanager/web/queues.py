@@ -6,8 +6,10 @@ from typing import Final, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
+from taskmanager.console.acts import patiently
 from taskmanager.console.overview import Overview, QueueView
 from taskmanager.model.clock import HOUR_US, MINUTE_US
+from taskmanager.model.config import MAX_QUEUE_NAME_LENGTH
 from taskmanager.rules.figures import Span, percentile_us
 from taskmanager.store.sqlite.figures import by_queue
 from taskmanager.store.sqlite.queries import paused_since
@@ -79,10 +81,10 @@ async def resume(request: Request) -> Response:
 
 async def _set(request: Request, *, is_paused: bool) -> Response:
     source, name = site_of(request).source, (await form_of(request)).get("queue", "")
-    if not name:
+    if not 0 < len(name) <= MAX_QUEUE_NAME_LENGTH:
         return refuse(request, 400, "the form names no queue", "go back, and press the button again")
     now = source.clock.now_us()
-    await source.act(lambda store: store.set_paused(name, is_paused, now))
+    await source.act(lambda store: patiently(lambda: store.set_paused(name, is_paused, now)))
     word = "paused" if is_paused else "resumed"
     audit(request, f"{word} queue", [name])
     return done(request, "queues", f"Queue {name} is {word}.")

@@ -25,6 +25,7 @@ from taskmanager.model.errors import UnknownTask
 from taskmanager.model.states import WAITING
 from taskmanager.model.wording import counted, why
 from taskmanager.model.workflows import ENDED_WORKFLOW, WorkflowRow
+from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite.queries import instances
 from taskmanager.store.sqlite.workflow_pages import (
     NodeAbout,
@@ -46,6 +47,7 @@ from taskmanager.web.site import Site, site_of
 MAX_ROWS: Final = 100
 MAX_FAILED: Final = 5
 MAX_PLANS: Final = 32
+BATCH: Final = 500
 _ORDER: Final = ("FAILED", "RUNNING", "ENQUEUED", "READY", "SKIPPED", "PENDING", "COMPLETED")
 """What is shown of a graph that has more nodes than the table: the first of these."""
 _AFTER: Final = re.compile(r"\d+(?=[,\]])")
@@ -307,9 +309,16 @@ async def retry(request: Request) -> Response:
     view = await source.read(view_of, workflow_id)
     if view is None:
         raise UnknownTask(f"there is no workflow {workflow_id}")
-    failed = failed_tasks(view)
-    tried = await source.act(lambda store: retry_workflow(store, failed, source.clock)) if failed else []
-    if tried:
-        audit(request, f"retried in workflow {workflow_id}", tried)
-    said = f"{counted(len(tried), 'failed task')} put back to wait" if tried else "no task of it can be run again"
+    failed = list(failed_tasks(view).items())
+
+    async def put_back(store: Store) -> int:
+        done: list[str] = []
+        for start in range(0, len(failed), BATCH):  # what was done is in the log, also if the rest cannot be
+            some = await retry_workflow(store, dict(failed[start : start + BATCH]), source.clock)
+            audit(request, f"retried in workflow {workflow_id}", some)
+            done += some
+        return len(done)
+
+    count = await source.act(put_back) if failed else 0
+    said = f"{counted(count, 'failed task')} put back to wait" if count else "no task of it can be run again"
     return done(request, f"workflows/{segment(workflow_id)}", f"Workflow {workflow_id}: {said}.")

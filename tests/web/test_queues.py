@@ -45,7 +45,9 @@ async def test_form_that_names_no_queue_is_refused(tmp_path: Path) -> None:
     """A queue without a name would be paused, which nobody could see."""
     manager = manager_on(tmp_path)
     async with manager, visit(manager) as visitor:
-        assert (await visitor.post("queues/pause", {})).status_code == 400
+        for fields in ({}, {"queue": ""}, {"queue": "q" * 100_000}):
+            assert (await visitor.post("queues/pause", fields)).status_code == 400
+        assert "There is no queue yet." in await visitor.text("queues")
 
 
 async def test_search_finds_queues_by_a_part_of_their_names(tmp_path: Path) -> None:
