@@ -7,7 +7,7 @@ from typing import Protocol
 
 from taskmanager.engine.live_task import NOT_SAVED, LiveTask, Saving
 from taskmanager.engine.outbox import Outbox, Places, Sent
-from taskmanager.engine.phases import RUNNING
+from taskmanager.engine.phases import RUNNING, STARTING
 from taskmanager.engine.waiters import resolve
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
@@ -36,7 +36,8 @@ def _is_ours(live: LiveTask, row: TaskRow, is_dead: Callable[[str], bool]) -> bo
 
 def _is_left_to_us(live: LiveTask, row: TaskRow, is_dead: Callable[[str], bool]) -> bool:
     """Whether nobody else has taken or ended the task since the older copy of the file that has this row came."""
-    owner, has_fewer_starts = row.claimed_by_worker_id, row.start_count < live.start_count
+    owner = row.claimed_by_worker_id
+    has_fewer_starts = row.start_count < live.start_count - (live.phase is STARTING)  # a start of which no code has run
     if owner is None:
         # What has ended with as many starts was ended by somebody since, unless the task was put back after that end.
         return row.status in LIVE or has_fewer_starts or live.run_number > 0

@@ -836,6 +836,27 @@ async def test_copied_row_in_the_newest_state_is_given_up_like_any_other() -> No
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING])
+async def test_task_that_another_has_claimed_in_a_copied_file_begins_there(phase: Phase) -> None:
+    """Another instance has claimed it from the copy. It stays there, unless its code has begun here."""
+    store, has_begun = Store(), phase is Phase.RUNNING
+    async with a_writer(store) as (writer, listener):
+        live = new_live(task_id="a")
+        claimed = live.row()._replace(claimed_by_worker_id="other", status="CLAIMED", claimed_at=1_500)
+        start(live)
+        live.phase = phase
+        writer.mark(live)
+        await writer.flush()
+        store.drop(store.live)
+        assert await MemoryStore.commit(store, [TaskWrite(claimed, None)]) == CommitReport({}, {})
+        writer.lose_everything_committed([live])
+        await writer.flush()
+        row = await store.fetch("a")
+        assert row is not None
+        assert row.claimed_by_worker_id == ("me" if has_begun else "other")
+        assert (("lost", "a", "CLAIMED") in listener.heard) is not has_begun
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING])
 async def test_task_that_is_held_in_a_copied_file_begins_nothing(phase: Phase) -> None:
     """Its workflow was paused there before it could be written anew. What runs by then ends as it does beside any
     pause.
