@@ -10,8 +10,8 @@ from taskmanager.cli.database import read, write
 from taskmanager.cli.options import answer, answer_json, draw, file_options, screen
 from taskmanager.console.acts import patiently
 from taskmanager.console.documents import schedule_document
+from taskmanager.console.outlook import living
 from taskmanager.duties.schedule import run_by_hand, set_paused
-from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreError
 from taskmanager.model.ids import new_task_id
@@ -106,7 +106,7 @@ def schedules(action: str | None, name: str | None, db: Path, as_json: bool) -> 
 def _list(db: Path, now: int, as_json: bool) -> None:
     with read(db) as connection:
         rows, known = stored.fetch(connection), instances(connection)
-    alive = {each.instance_id for each in known if not is_dead(db.absolute(), each.instance_id)}
+    alive = {each.instance_id for each in living(known, db.absolute())}
     rows = [row._replace(is_declared=row.owner_id in alive) for row in rows]
     if as_json:
         answer_json([schedule_document(row) for row in rows])

@@ -10,8 +10,7 @@ from taskmanager.cli.database import SHOWN_IDS, read, write
 from taskmanager.cli.options import answer, answer_json, draw, file_options, screen
 from taskmanager.console.acts import act_on_workflow, failed_tasks, retry_workflow, told_of_workflow
 from taskmanager.console.documents import view_document, workflow_document
-from taskmanager.console.outlook import workflow_outlook
-from taskmanager.engine.instance import is_dead
+from taskmanager.console.outlook import living, workflow_outlook
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreError, UnknownTask
 from taskmanager.model.escaping import escaped
@@ -79,7 +78,7 @@ def workflow(action: str, workflow_id: str, db: Path, as_json: bool) -> None:
     with read(db) as connection, snapshot(connection):
         wanted = the_workflow(connection, workflow_id)
         view = view_of(connection, wanted) if action in ("show", "retry") else None
-        alive = [each for each in instances(connection) if not is_dead(db.absolute(), each.instance_id)]
+        alive = living(instances(connection), db.absolute())
     if view is None:
         _act(action, wanted, db, as_json=as_json)
     elif action == "retry":

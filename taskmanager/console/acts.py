@@ -1,4 +1,4 @@
-"""What people do from outside of the application, to the tasks and workflows of its file.
+"""Does what people ask for from outside of the application, to the tasks and workflows of its file.
 
 The functions are unknown here. A running application notices within its `store_poll`, a quarter of a second. While
 another program keeps the file locked, each transaction is tried again.
@@ -72,7 +72,7 @@ async def patiently(step: Callable[[], Awaitable[R]]) -> R:
 
 
 async def in_pages(store: Store, act: Act, task_ids: Sequence[str]) -> list[Answer]:
-    """Do that to the tasks with these ids, in pages, and return what became of each."""
+    """Let `act` do something to the tasks with these ids, in pages, and return what became of each."""
     answers: list[Answer] = []
     for start in range(0, len(task_ids), PAGE):
         page = task_ids[start : start + PAGE]

@@ -1,6 +1,6 @@
 """Tells what happens next with a task, and when, from its row and from what is known of its owner and its queue."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from shlex import quote as shell_word
 from typing import Final, NamedTuple
@@ -35,6 +35,11 @@ class Surroundings(NamedTuple):
     workflow_id: str | None = None
 
 
+def living(known: Iterable[InstanceRow], database: Path | None) -> list[InstanceRow]:
+    """Return the instances that are not dead, by their lock files. A manager in memory has no file, and lives."""
+    return [each for each in known if database is None or not is_dead(database, each.instance_id)]
+
+
 def surroundings(
     row: TaskRow,
     known: Sequence[InstanceRow],
@@ -48,17 +53,13 @@ def surroundings(
 
     `database` is None for a manager in memory, which is the only instance there.
     """
-
-    def is_gone(instance_id: str) -> bool:
-        return database is not None and is_dead(database, instance_id)
-
     owner_id = row.claimed_by_worker_id
-    alive = [said_by(each) for each in known if not is_gone(each.instance_id)]
+    alive = [said_by(each) for each in living(known, database)]
     runners = [each.task_names for each in alive if each.runs(row.queue_name)]
     return Surroundings(
         now_us=now_us,
         owner=next((each for each in known if each.instance_id == owner_id), None),
-        is_owner_dead=owner_id is not None and is_gone(owner_id),
+        is_owner_dead=database is not None and owner_id is not None and is_dead(database, owner_id),
         living_count=len(alive),
         is_queue_run=bool(runners),
         is_function_known=any(names is None or row.task_name in names for names in runners),

@@ -65,7 +65,7 @@ class _Deeds:
         self.unanswered: Sequence[str] = ()
 
     def note(self, request: Request, way: Way) -> None:
-        """Log who did that to which tasks. What was being written when the action was broken off may be done."""
+        """Log who acted on which tasks. What was being written when the action was broken off may be done."""
         if concerned := [answer.task_id for answer in self.answers if answer.done]:
             audit(request, way.participle, concerned)
         if self.unanswered:
@@ -80,10 +80,10 @@ async def act(
     fits: Callable[[TaskRow], bool] = lambda _row: True,
     patience_s: float | None = None,
 ) -> list[Answer]:
-    """Do that to these tasks, in their order, and write audit lines, also if it is broken off.
+    """Act on these tasks, in their order, and write audit lines, also if this is broken off.
 
-    What does not fit any more is left alone. There are fewer answers than ids where `patience_s` was over before, or
-    the file could not be written any more.
+    What does not fit any more is left alone. There are fewer answers than ids if `patience_s` was over before the end,
+    or if the file could not be written any more.
     """
     source, deeds = site_of(request).source, _Deeds()
     deadline_s = None if patience_s is None else source.clock.elapsed_s() + patience_s

@@ -51,7 +51,7 @@ PAGES: Final[tuple[tuple[str, Page], ...]] = (
     ("/workflows/{workflow_id:path}", workflow.show),
     ("/instances", instances.show),
 )
-"""What is only looked at: the address, and the function that answers. All viewers of a second share what it draws.
+"""The pages that are only looked at: address and function. All viewers of one second share what it draws.
 
 A name in an address is one segment, quoted.
 """
@@ -77,7 +77,7 @@ ANSWERS: Final[tuple[tuple[str, Answer, str], ...]] = (
     ("/queues/resume", queues.resume, "POST"),
     ("/instances/recover", instances.recover, "POST"),
 )
-"""What answers one viewer: the address, the function, and the method."""
+"""The answers to one viewer: address, function and method."""
 MAX_MARKS: Final = 256
 
 
@@ -140,7 +140,7 @@ def pages_of(site: Site) -> Starlette:
 
 
 def _shown(page: Page) -> Callable[[Request], Awaitable[Response]]:
-    """Draw the page once for all who ask for it within a second, and not at all for who has it already."""
+    """Draw the page once for all who ask for it within a second, and not at all for those who have it already."""
     marks: dict[Hashable, tuple[Hashable, str]] = {}
 
     async def answer(request: Request) -> Response:

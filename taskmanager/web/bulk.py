@@ -34,7 +34,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,12}")
 
 
 class Verb(NamedTuple):
-    """What is done to all tasks of a filter. One that names no status means the `default` ones."""
+    """What is done to all tasks of a filter. A filter without a status means the `default` ones."""
 
     name: str
     way: Way

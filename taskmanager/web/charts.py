@@ -1,4 +1,4 @@
-"""Says where everything of a chart is: bars, lines and labels, as frozen values. Templates draw them by attributes.
+"""Computes where the bars, lines and labels of a chart are, as frozen values. Templates draw them by attributes.
 
 The box has a size of its own, and is stretched to the place that a page has for it. Labels stand beside it, evenly
 spread, so that they are text of the page and not of the picture.

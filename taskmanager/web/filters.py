@@ -1,7 +1,7 @@
 """Reads the filter of a list of tasks from an address, and writes it into addresses and sentences.
 
-A value that says nothing is a fault with a sentence of its own, and a list with a fault shows no task: a filter that
-was misspelt must not mean more tasks than the one that was meant.
+A value without a meaning is a fault, with a sentence of its own, and a list with a fault shows no task. A filter that
+is misspelt must not find more tasks than the one that was meant.
 """
 
 import re

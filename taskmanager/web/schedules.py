@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from taskmanager.console.acts import patiently
+from taskmanager.console.outlook import living
 from taskmanager.console.schedules import MOST_FIRES, fires, state
 from taskmanager.duties.schedule import run_by_hand, set_paused
-from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import DAY_US, HOUR_US, MINUTE_US
 from taskmanager.model.ids import new_task_id
 from taskmanager.model.schedule import ScheduleRow
@@ -60,8 +60,7 @@ async def show(request: Request) -> View:
 
 def _book(connection: sqlite3.Connection, database: Path | None, line: Line) -> Book:
     rows = stored.fetch(connection, limit=MAX_SHOWN + 1)
-    known = [each.instance_id for each in instances(connection)]
-    alive = {each for each in known if database is None or not is_dead(database, each)}
+    alive = {each.instance_id for each in living(instances(connection), database)}
     rows = [row._replace(is_declared=row.owner_id in alive) for row in rows]
     statuses = statuses_of(connection, [row.last_task_id for row in rows if row.last_task_id is not None])
     shown = [

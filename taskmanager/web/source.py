@@ -103,7 +103,10 @@ class Source:
         return await self.share(key, lambda: self.read(ask, *args, **kwargs))
 
     def mark(self) -> Hashable | None:
-        """Return what changes when anybody writes, and every few seconds; None while answers may be older than that."""
+        """Return a mark that changes with each write, and every `SAME_S`.
+
+        It is None soon after a write, while a shared answer may be older than that.
+        """
         if self.database is None:
             return None
         traces, now_s = traces_of(self.database), self.clock.elapsed_s()

@@ -82,7 +82,7 @@ class Progress(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One attempt, with its place on the line of time. `end` is None while it runs."""
+    """One attempt, with its place on the line of time. `took` is empty while it runs."""
 
     number: int
     outcome: str

@@ -17,9 +17,8 @@ from starlette.responses import RedirectResponse, Response
 
 from taskmanager.console.acts import act_on_workflow, failed_tasks, retry_workflow, told_of_workflow
 from taskmanager.console.figures import MAX_CHARS, cause, cut, exact, stored_error, took
-from taskmanager.console.outlook import workflow_outlook
+from taskmanager.console.outlook import living, workflow_outlook
 from taskmanager.console.workflow_tree import counts_of_statuses, tree_of
-from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.errors import UnknownTask
 from taskmanager.model.states import WAITING
@@ -145,7 +144,6 @@ def _look(connection: sqlite3.Connection, database: Path | None, workflow_id: st
     named = {index for each in about.values() for index in _after(each)[:_AFTER_SHOWN]}
     inside = [each.sub_workflow_id for each in about.values() if each.sub_workflow_id is not None]
     progress, states = progress_of(connection, inside), workflow_statuses(connection, inside)
-    living = (each for each in instances(connection) if database is None or not is_dead(database, each.instance_id))
     return Found(
         head=head,
         layout=layout,
@@ -154,7 +152,7 @@ def _look(connection: sqlite3.Connection, database: Path | None, workflow_id: st
         rows=rows,
         names=node_ids_of(connection, workflow_id, named),
         children={each: (states[each], progress[each]) for each in inside if each in states and each in progress},
-        is_running=any(True for _ in living),
+        is_running=bool(living(instances(connection), database)),
     )
 
 
