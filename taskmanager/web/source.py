@@ -189,7 +189,12 @@ class Source:
         return engine.store
 
     async def act(self, work: Callable[[Store], Awaitable[R]]) -> R:
-        """Open the file as an application does, and return what `work` on it returns. This never creates a file."""
+        """Open the file as an application does, and return what `work` on it returns. This never creates a file.
+
+        A manager in memory must run in this event loop: it would not hear of what is written here from another one.
+        """
+        if self.database is None and self.running() is None:
+            raise _not_running()
         try:
             return await (work(self._in_memory()) if self.database is None else self._on_file(self.database, work))
         finally:
@@ -229,7 +234,8 @@ def _is_there(_connection: sqlite3.Connection) -> None:
 
 
 def _not_running() -> StoreUnavailable:
-    return StoreUnavailable("the manager keeps its tasks in memory, and does not run; start it to see them")
+    text = "the manager keeps its tasks in memory, and does not run here"
+    return StoreUnavailable(f"{text}; start it in the event loop that serves this page")
 
 
 @contextmanager

@@ -1,12 +1,15 @@
 """Where the dashboard looks."""
 
+import asyncio
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
 
+from taskmanager import TaskManager
 from taskmanager.web.source import Source
-from tests.web.visitor import manager_on
+from tests.web.visitor import manager_on, visit
 
 pytestmark = pytest.mark.anyio
 
@@ -22,3 +25,33 @@ async def test_look_passes_what_is_asked_behind_the_connection(tmp_path: Path) -
         source = Source(tmp_path / "tasks.db")
         assert await source.read(sum_of, 1, other=2) == 3
         assert await source.look(sum_of, 2, other=3) == 5
+
+
+async def test_manager_in_memory_of_another_loop_is_not_acted_on() -> None:
+    """It would never hear of a task that is put back in its memory from here, and nobody would run it."""
+    manager, ids, ended = TaskManager(None), list[str](), threading.Event()
+
+    @manager.task
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async def run(begun: threading.Event) -> None:
+        async with manager:
+            handle = fail.enqueue()
+            await handle.result()
+            await manager.flush()
+            ids.append(handle.task_id)
+            begun.set()
+            await asyncio.to_thread(ended.wait)
+
+    begun = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(run(begun)))
+    thread.start()
+    try:
+        await asyncio.to_thread(begun.wait)
+        async with visit(manager) as visitor:
+            assert (await visitor.post(f"tasks/{ids[0]}/retry", {}, page="tasks")).status_code == 503
+            assert "Failed" in await visitor.text(f"tasks/{ids[0]}")
+    finally:
+        ended.set()
+        await asyncio.to_thread(thread.join)
