@@ -303,6 +303,8 @@ class Checks:
         if self._world.batches.is_asked("retry_all", old):
             self.may_revive.add(old.task_id)
         is_node = bool(new.is_workflow_task) and self._world.workflows.may_change(new.task_id)
+        # What lived on in memory is no task of the graph in the file that came: its node begins when that says so.
+        is_node = is_node or bool(self._world.loss_count and new.is_workflow_task and not new.start_count)
         if old.task_id not in self.may_revive and not is_node:
             changed = [name for name in TaskRow._fields if getattr(old, name) != getattr(new, name)]
             self._world.fault(f"an ended task changed {changed}: {what}")
@@ -361,9 +363,10 @@ class Checks:
             fault(f"it was due for {(new.started_at or 0) - old.enqueued_at} us when it was taken over: {what}")
         if old.task_name.startswith("shared"):
             fault(f"what has a place in the file is taken over: {what}")
-        engine = process.engine
-        if engine is not None and engine.dispatcher.suspect is not None:
-            fault(f"taken over beside the suspect {engine.dispatcher.suspect}: {what}")
+        suspect = None if process.engine is None else process.engine.dispatcher.suspect
+        # One that begins while the claim is on its way is alone all the same: what was claimed waits.
+        if suspect is not None and (suspect.started_at or 0) < (new.claimed_at or 0):
+            fault(f"taken over beside the suspect {suspect}: {what}")
 
     def _has_let_go(self, holder: "Process", row: TaskRow) -> bool:
         """Whether its stop, which is not over, was written to a file that is lost: the copy in its place still names
