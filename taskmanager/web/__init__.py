@@ -4,7 +4,7 @@ The modules by what they are about. Each knows only modules that stand before it
 
     Where the data is:      source site
     Addresses and files:    mounting assets
-    HTML:                   render
+    HTML:                   markup render
     Who may:                guard
     What a form has sent:   forms
     Words:                  values filters

@@ -1,4 +1,4 @@
-"""Makes HTML of what a page has found, and answers 304 to who has it already.
+"""Makes HTML of what a page has found, and answers 304 to those who have it already.
 
 A page is drawn once for all viewers of a second. What differs between two of them, the token of the forms and what was
 said to them, is put into the HTML that they share.
@@ -17,17 +17,16 @@ from urllib.parse import quote, unquote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.meta import find_referenced_templates
-from markupsafe import Markup, escape
+from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from taskmanager.console import figures
 from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.errors import TaskManagerError
-from taskmanager.model.escaping import escaped, escaped_lines
-from taskmanager.model.report import RunningTask
-from taskmanager.store.sqlite.search import exactly
+from taskmanager.model.escaping import escaped
 from taskmanager.web.assets import address_of
+from taskmanager.web.markup import FILTERS
 from taskmanager.web.mounting import place_in
 from taskmanager.web.site import site_of, viewer_of
 
@@ -46,14 +45,6 @@ _TOKEN_HERE: Final = secrets.token_hex(16)
 _SAID_HERE: Final = secrets.token_hex(16)
 """Where the token and the sentence go. No text of a row can be one of these."""
 _PASSING: Final = re.compile(r"(<time\b[^>]*>)[^<]*</time>")
-_TONES: Final = {
-    "COMPLETED": "good", "FAILED": "bad", "RUNNING": "busy", "PENDING": "calm", "CLAIMED": "calm", "READY": "calm",
-    "ENQUEUED": "calm", "CANCELLED": "off", "EXPIRED": "warn", "INTERRUPTED": "warn", "PAUSED": "warn",
-    "SKIPPED": "off", "not declared": "warn", "open": "good", "WORKER_FAILURE": "bad", "alive": "good",
-    "frozen": "warn", "dead": "bad",
-    "stopping": "warn", "storage degraded": "bad",
-}  # fmt: skip
-_SIGNS: Final = {"good": "✓", "bad": "✕", "busy": "▶", "calm": "○", "off": "–", "warn": "!"}
 
 
 class View(NamedTuple):
@@ -222,67 +213,6 @@ def _is_many(value: Any) -> bool:
     return isinstance(value, list | tuple | set | frozenset)
 
 
-# What templates write.
-
-
-def ago(instant_us: int | None, now_us: int) -> Markup:
-    """Return how long ago, or in how long, with the exact instant behind it."""
-    if instant_us is None:
-        return Markup('<span class="none">–</span>')
-    values = figures.iso(instant_us), f"{figures.precise(instant_us)} UTC", figures.relative(instant_us, now_us)
-    return Markup('<time datetime="{}" title="{}" data-ago>{}</time>').format(*values)
-
-
-def elapsed(since_us: int | None, now_us: int) -> Markup:
-    """Return a stopwatch that runs since then."""
-    if since_us is None:
-        return Markup('<span class="none">–</span>')
-    values = figures.iso(since_us), f"since {figures.precise(since_us)} UTC", figures.stopwatch(now_us - since_us)
-    return Markup('<time datetime="{}" title="{}" data-elapsed>{}</time>').format(*values)
-
-
-def left(task: RunningTask, now_us: int) -> Markup:
-    """Return how long a task will go on at the speed that it had so far. The browser counts on by itself."""
-    left_us = task.left_us(now_us)
-    if left_us is None or task.fraction is None:
-        return Markup('<span class="none">–</span>')
-    values = figures.iso(task.started_at), f"{task.fraction:.6f}", figures.stopwatch(left_us)
-    return Markup('<time datetime="{}" data-left="{}" title="at the speed so far">{}</time>').format(*values)
-
-
-def status(name: str) -> Markup:
-    """Return a status as a badge: a sign, a word and a colour."""
-    tone = _TONES.get(name, "calm")
-    return Markup('<span class="badge {}"><span aria-hidden="true">{}</span> {}</span>').format(
-        tone, _SIGNS[tone], name.capitalize() if name.isupper() else name
-    )
-
-
-def commands(text: str) -> Markup:
-    """Return a sentence whose commands, which stand between backticks, are set as code."""
-    parts = escaped(text).split("`")
-    if len(parts) % 2 == 0:
-        return escape("`".join(parts))
-    return Markup().join(
-        Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts)
-    )
-
-
-def capitalize_first(text: str) -> str:
-    """Return a sentence of one."""
-    return text[:1].upper() + text[1:]
-
-
-def tone(name: str) -> str:
-    """Return the class of colour of a status."""
-    return _TONES.get(name, "calm")
-
-
-def sign(name: str) -> str:
-    """Return the sign of a status."""
-    return _SIGNS[tone(name)]
-
-
 _loader: Final = PackageLoader("taskmanager.web")
 _compiled: Final[set[str]] = set()
 
@@ -295,14 +225,7 @@ def _environment_of_pages() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
-        "ago": ago, "asset": address_of, "elapsed": elapsed, "left": left, "status": status, "tone": tone, "sign": sign,
-        "plain": escaped, "lines": escaped_lines,
-        "compact": figures.compact, "size": figures.size, "took": figures.took,
-        "precise": figures.precise, "exactly": exactly, "iso": figures.iso, "segment": segment, "query": query_of,
-        "cut": figures.cut, "commands": commands, "cause": figures.cause, "done_of": figures.done_of,
-        "workflow_label": figures.workflow_label, "capitalize_first": capitalize_first,
-    }  # fmt: skip
+    made.filters |= {**FILTERS, "asset": address_of, "segment": segment, "query": query_of}
     return made
 
 
