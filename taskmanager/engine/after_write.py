@@ -298,6 +298,10 @@ class AfterWrite:
         if self._dispatcher.has_queues_in_file:
             self._life.wants_more()
 
+    def is_me(self, instance_id: str) -> bool:
+        """Whether this instance has that id."""
+        return instance_id == self._instance_id
+
     def is_dead(self, instance_id: str) -> bool:
         """Whether nothing runs at this instance any more."""
         return self._database is not None and is_dead(self._database, instance_id)

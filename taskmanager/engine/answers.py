@@ -18,7 +18,7 @@ from taskmanager.store.protocol import CommitReport
 from taskmanager.store.workflow_protocol import Advance
 
 
-def _is_ours(live: LiveTask, row: TaskRow, is_dead: Callable[[str], bool]) -> bool:
+def _is_ours(live: LiveTask, row: TaskRow, listener: "WriterListener") -> bool:
     """Whether the row says what we wrote ourselves: in a commit that seemed to fail, or by a claim meanwhile.
 
     The owner alone proves nothing: who recovers a task leaves there who had it, and that must stay refused.
@@ -28,27 +28,27 @@ def _is_ours(live: LiveTask, row: TaskRow, is_dead: Callable[[str], bool]) -> bo
         # Any other row is an earlier task of the key, also one that reads like what was sent.
         return found in live.saving.in_doubt and row.sent_at == live.sent_at
     if live.saving.is_written_anew:
-        return live.has_overtaken(row) and _is_left_to_us(live, row, is_dead)
+        return live.has_overtaken(row) and _is_left_to_us(live, row, listener)
     # Of a row that cannot be read the count is a guess, by which no write would ever win.
     is_as_known = found == live.saving.committed and not isinstance(row, UnreadableRow)
     return is_as_known or found in live.saving.in_doubt
 
 
-def _is_left_to_us(live: LiveTask, row: TaskRow, is_dead: Callable[[str], bool]) -> bool:
+def _is_left_to_us(live: LiveTask, row: TaskRow, listener: "WriterListener") -> bool:
     """Whether nobody else has taken or ended the task since the older copy of the file that has this row came."""
     owner = row.claimed_by_worker_id
     has_fewer_starts = row.start_count < live.start_count - (live.phase is STARTING)  # a start of which no code has run
     if owner is None:
         # What has ended with as many starts was ended by somebody since, unless the task was put back after that end.
         return row.status in LIVE or has_fewer_starts or live.run_number > 0
-    if owner == live.owner:
+    if listener.is_me(owner):  # though the task may have been freed here since
         return True
     if owner == HELD:  # its workflow is paused: what has begun here ends, and nothing of it begins
         return has_fewer_starts and (live.phase is RUNNING or live.status.is_terminal)
     # What waits with fewer starts is not begun anywhere, and what runs at a dead owner runs nowhere. If it were
     # recovered, the same attempt would start again. Once it is written over, no owner of it can start it.
     is_before = has_fewer_starts and row.status in LIVE and not isinstance(row, UnreadableRow)
-    return is_before and (row.status in WAITING or is_dead(owner))
+    return is_before and (row.status in WAITING or listener.is_dead(owner))
 
 
 class WriterListener(Protocol):
@@ -61,6 +61,7 @@ class WriterListener(Protocol):
     def restored(self) -> None: ...
     def advanced(self, advance: Advance) -> None: ...
     def written(self) -> None: ...
+    def is_me(self, instance_id: str) -> bool: ...
     def is_dead(self, instance_id: str) -> bool: ...
 
 
@@ -157,7 +158,7 @@ class Answers:
         """
         live, saving = sent.live, sent.live.saving
         with self._another_try(live):
-            if row is None or not _is_ours(live, row, self._listener.is_dead):
+            if row is None or not _is_ours(live, row, self._listener):
                 self._listener.lost(live, row)
                 return
             self.arrived.add(live.task_id)

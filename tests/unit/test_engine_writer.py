@@ -59,6 +59,9 @@ class Listener:
     def written(self) -> None:
         """Room for records; not what these tests are about."""
 
+    def is_me(self, instance_id: str) -> bool:
+        return instance_id == "me"
+
     def is_dead(self, instance_id: str) -> bool:
         return instance_id == "dead"
 
@@ -833,6 +836,23 @@ async def test_copied_row_in_the_newest_state_is_given_up_like_any_other() -> No
         writer.mark(live)
         await writer.flush()
         assert listener.heard[-1] == ("lost", "a", "CLAIMED")
+
+
+async def test_task_that_was_freed_here_is_freed_in_a_copied_file_too() -> None:
+    """The copy says that it runs here. Left so, it would look as if this instance had died with it."""
+    store = Store()
+    async with a_writer(store) as (writer, listener):
+        live = new_live(task_id="a")
+        start(live)
+        writer.mark(live)
+        await writer.flush()
+        live.status, live.owner, live.phase = TaskStatus.PENDING, None, Phase.ENDED
+        writer.lose_everything_committed([live])
+        await writer.flush()
+        row = await store.fetch("a")
+        assert row is not None
+        assert (row.status, row.claimed_by_worker_id, row.start_count) == ("PENDING", None, 1)
+        assert not [each for each in listener.heard if each[0] == "lost"]
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING])
