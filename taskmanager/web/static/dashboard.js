@@ -153,14 +153,17 @@
 
   // Questions before what cannot be undone.
   const ask = byId("ask");
+  let settle = () => {};
   const asked = (text) => new Promise((resolve) => {
+    settle(false);
+    settle = resolve;
     byId("ask-text").textContent = text;
-    const answer = (event) => { const button = event.target.closest("button"); if (button) ask.close(button.value); };
-    ask.addEventListener("click", answer);
-    ask.addEventListener("close", () => { ask.removeEventListener("click", answer); resolve(ask.returnValue === "yes"); }, { once: true });
     ask.returnValue = "no";
     ask.showModal();
   });
+  ask.addEventListener("click", (event) => { const button = event.target.closest("button"); if (button) ask.close(button.value); });
+  // The browser tells that it was closed later, and by then the next question may be there.
+  ask.addEventListener("close", () => { if (!ask.open) settle(ask.returnValue === "yes"); });
   document.addEventListener("submit", async (event) => {
     const form = event.target, text = form.dataset.ask;
     if (!text || form.dataset.isSure) return;
