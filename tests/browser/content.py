@@ -26,8 +26,12 @@ from tests.browser import shop
 from tests.browser.shop import HOSTILE, LARGE_SIZE, manager
 from tests.crash.harness import ROOT
 
-# How long before the end something happens: two-hourly at first, then every three minutes of the last hour.
-MOMENTS: Final = (*(hours * HOUR_US for hours in range(26, 1, -2)), *(m * MINUTE_US for m in range(60, 2, -3)))
+# How long before the end something happens: two-hourly at first, then every three minutes of the last hour. No hour is
+# whole before the end, where the hourly schedule would fire once more or not.
+MOMENTS: Final = (
+    *(hours * HOUR_US + 20 * MINUTE_US for hours in range(26, 1, -2)),
+    *(m * MINUTE_US for m in range(60, 2, -3)),
+)
 # For pictures: a shop that had something to do in each minute of the hour.
 BUSY_MOMENTS: Final = (*MOMENTS[:-19], *(m * MINUTE_US for m in range(59, 2, -1)))
 CUSTOMERS: Final = ("ann", "bob", "cyd", "dee")
