@@ -60,16 +60,24 @@ CANCEL: Final = Way(
 class _Deeds:
     """What has come of an action so far: the answers, and the tasks that are being written and have none yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, request: Request, way: Way) -> None:
+        self._request, self._way = request, way
+        self._noted_count = 0
         self.answers: list[Answer] = []
         self.unanswered: Sequence[str] = ()
 
-    def note(self, request: Request, way: Way) -> None:
-        """Log who acted on which tasks. What was being written when the action was broken off may be done."""
-        if concerned := [answer.task_id for answer in self.answers if answer.done]:
-            audit(request, way.participle, concerned)
+    def note(self) -> None:
+        """Log who did that to which tasks, each task once."""
+        new = self.answers[self._noted_count :]
+        self._noted_count = len(self.answers)
+        if concerned := [answer.task_id for answer in new if answer.done]:
+            audit(self._request, self._way.participle, concerned)
+
+    def end(self) -> None:
+        """Log the rest. What was being written when the action was broken off may be done."""
+        self.note()
         if self.unanswered:
-            audit(request, f"perhaps {way.participle}, without an answer", self.unanswered)
+            audit(self._request, f"perhaps {self._way.participle}, without an answer", self.unanswered)
 
 
 async def act(
@@ -85,7 +93,7 @@ async def act(
     What does not fit any more is left alone. There are fewer answers than ids if `patience_s` was over before the end,
     or if the file could not be written any more.
     """
-    source, deeds = site_of(request).source, _Deeds()
+    source, deeds = site_of(request).source, _Deeds(request, way)
     deadline_s = None if patience_s is None else source.clock.elapsed_s() + patience_s
     manager = None if source.running() is None else source.manager
     try:
@@ -97,7 +105,7 @@ async def act(
         if not deeds.answers:
             raise
     finally:
-        deeds.note(request, way)
+        deeds.end()
     return deeds.answers
 
 
@@ -155,6 +163,7 @@ async def _write(
                 Answer(task_id, False, "refused", CHANGED) if task_id in rows else Answer(task_id, False, "gone", GONE)
             )
             deeds.answers.append(found.get(task_id, lost))
+        deeds.note()  # now: a process that is killed says nothing any more
         if deadline_s is not None and source.clock.elapsed_s() >= deadline_s:
             break
         await asyncio.sleep(0)
