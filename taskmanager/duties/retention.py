@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from taskmanager.engine.engine import Engine
-from taskmanager.model.clock import DAY_US, HOUR_US
+from taskmanager.model.clock import HOUR_US
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.rules.figures import Span
@@ -73,10 +73,11 @@ class Retention:
     async def _prune_figures(self, now_us: int, batch: int) -> None:
         """Delete the figures of time that nobody looks at any more. There is no setting for them: they are small.
 
-        Those of days to come are of a clock that was ahead. Nothing else would ever delete them.
+        Those of days to come stay until they are old. They may be of a clock that was ahead; but it may be this clock
+        that is behind, and then they are those of the last days.
         """
         for span in Span:
-            prune = partial(self._store.prune_figures, span, now_us - span.kept_us, now_us + DAY_US, batch)
+            prune = partial(self._store.prune_figures, span, now_us - span.kept_us, batch)
             try:
                 await self._sweep(prune)
             except StoreError as exc:

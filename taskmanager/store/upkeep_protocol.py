@@ -23,8 +23,8 @@ class UpkeepStore(Protocol):
         """Delete some snapshots taken before `cutoff`, at most `limit`; how many went, 0 when none is left."""
         ...
 
-    async def prune_figures(self, span: Span, since: int, until: int, limit: int) -> int:
-        """Delete some figures of spans that began before `since`, or begin at `until` or later; how many went."""
+    async def prune_figures(self, span: Span, since: int, limit: int) -> int:
+        """Delete some figures of spans that began before `since`, at most `limit`; how many went."""
         ...
 
     async def shrink(self) -> bool:

@@ -41,8 +41,8 @@ async def show(request: Request) -> View:
     """Show the fullest queues, by name: rows that change places with every task could not be pressed."""
     source, wanted = site_of(request).source, request.query_params.get("name", "")
     overview = await source.overview()
-    since = overview.taken_at - HOUR_US + MINUTE_US
-    paced = await source.look(by_queue, Span.MINUTE, Span.MINUTE.begin_of(since), MAX_PACED)
+    until = Span.MINUTE.begin_of(overview.taken_at) + MINUTE_US
+    paced = await source.look(by_queue, Span.MINUTE, until - HOUR_US, until, MAX_PACED)
     rows = rows_of(overview, await source.look(paused_since), dict(paced), wanted)
     return View(
         "queues.html",

@@ -79,11 +79,12 @@ def test_queues_come_first_in_which_most_tasks_have_ended(connection: sqlite3.Co
     put(connection, 0, "y", "b", cancelled=2, expired=3, interrupted=4, waited_2=5)
     put(connection, 1, "x", "c", completed=6)
     put(connection, -1, "x", "c", completed=60)
-    found = by_queue(connection, Span.MINUTE, NOW, 10)
+    put(connection, 60, "x", "d", completed=60)
+    found = by_queue(connection, Span.MINUTE, NOW, NOW + HOUR_US, 10)
     assert [(name, each.ended_count) for name, each in found] == [("b", 9), ("a", 6), ("c", 6)]
     assert found[1][1].ran[4] == 1
     assert found[0][1].waited[2] == 5
-    assert [name for name, _ in by_queue(connection, Span.MINUTE, NOW, 2)] == ["b", "a"]
+    assert [name for name, _ in by_queue(connection, Span.MINUTE, NOW, NOW + HOUR_US, 2)] == ["b", "a"]
 
 
 def test_total_is_the_sum_of_the_series(connection: sqlite3.Connection) -> None:

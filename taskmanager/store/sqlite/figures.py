@@ -16,8 +16,6 @@ _SUMS: Final = ", ".join(f"coalesce(sum({name}), 0)" for name in COUNTS)
 _IN_SPANS: Final = "taskmanager_figures WHERE span = :span AND at >= :since AND at < :until"
 _TOTAL: Final = f"SELECT {_SUMS} FROM {_IN_SPANS}"
 _ENDED: Final = "sum(completed + failed + cancelled + expired + interrupted)"
-_ANY: Final = 1 << 62
-"""An instant later than every span."""
 
 
 def series(
@@ -49,13 +47,15 @@ def total(connection: sqlite3.Connection, span: Span, since: int, until: int) ->
     return _figures(given["since"], connection.execute(_TOTAL, given).fetchone())
 
 
-def by_queue(connection: sqlite3.Connection, span: Span, since: int, limit: int) -> list[tuple[str, Figures]]:
-    """Return what has happened since then in each queue, those first in which most tasks have ended.
+def by_queue(
+    connection: sqlite3.Connection, span: Span, since: int, until: int, limit: int
+) -> list[tuple[str, Figures]]:
+    """Return what has happened in each queue from `since` to `until`, those first in which most tasks have ended.
 
     An empty name stands for all queues that were too many to be told apart.
     """
     # All counts are added up only of those that are shown.
-    given = _given(span, since, _ANY) | {"limit": limit}
+    given = _given(span, since, until) | {"limit": limit}
     first = f"SELECT queue_name FROM {_IN_SPANS} GROUP BY queue_name ORDER BY {_ENDED} DESC, queue_name LIMIT :limit"
     query = (
         f"SELECT queue_name, {_SUMS} FROM {_IN_SPANS} AND queue_name IN ({first})"

@@ -115,15 +115,13 @@ def prune_worker_states(connection: sqlite3.Connection, batch: BatchSize, cutoff
     return _delete(connection, batch, "taskmanager_worker_states", "snapshot_at < :cutoff", cutoff, limit)
 
 
-_FIGURES: Final = "taskmanager_figures WHERE span = :span AND (at < :since OR at >= :until)"
+_FIGURES: Final = "taskmanager_figures WHERE span = :span AND at < :since"
 
 
-def prune_figures(
-    connection: sqlite3.Connection, batch: BatchSize, span: Span, since: int, until: int, limit: int
-) -> int:
+def prune_figures(connection: sqlite3.Connection, batch: BatchSize, span: Span, since: int, limit: int) -> int:
     """See `Store.prune_figures`. They have no row ids, and are found by their key."""
     key = "at, task_name, queue_name"
-    known = {"span": span.value, "since": since, "until": until, "limit": min(limit, batch.size)}
+    known = {"span": span.value, "since": since, "limit": min(limit, batch.size)}
     if connection.execute(f"SELECT 1 FROM {_FIGURES} LIMIT 1", known).fetchone() is None:
         return 0
     with transaction(connection):

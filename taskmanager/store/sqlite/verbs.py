@@ -107,8 +107,8 @@ class Verbs:
         if self._counting.has_any:
             await self._write_unsynced(add_counted, self._counting)
 
-    async def prune_figures(self, span: Span, since: int, until: int, limit: int) -> int:
-        return await self._write_unsynced(pruning.prune_figures, self._batches["figures"], span, since, until, limit)
+    async def prune_figures(self, span: Span, since: int, limit: int) -> int:
+        return await self._write_unsynced(pruning.prune_figures, self._batches["figures"], span, since, limit)
 
     # What needs no more than its statement.
 
