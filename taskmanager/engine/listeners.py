@@ -294,6 +294,7 @@ class Listeners:
             at = now.updated_at
             if kind == "enqueued":
                 at = at if count else now.sent_at
+                self._untold.has_made(now.task_id)  # a write without an answer was to make it, and is not told too
             elif kind == "started":
                 run = next((each for each in attempts if each.attempt == count), None)
                 at = now.started_at or at if run is None else run.started_at

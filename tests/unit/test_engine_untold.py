@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from taskmanager import QueueConfig, TaskEvent, TaskManager, current_task
+from taskmanager import QueueConfig, StoreUnavailable, TaskEvent, TaskManager, current_task
 from taskmanager.engine.untold import MOST_UNTOLD, Untold
 from taskmanager.model.record import Expected
 from tests.unit.engine_worlds import engine_of, manager_of, turns_until, world_of
@@ -136,6 +136,31 @@ async def test_a_key_that_is_enqueued_again_is_told_though_the_answer_is_lost() 
         await manager.flush()
         await world.idle()
         assert log == [1, 2]
+        assert words(handle.task_id) == "enqueued started failed enqueued started completed"
+
+
+async def test_a_task_that_is_put_back_in_two_ways_is_told_once() -> None:
+    """By `retry`, which nobody knows to have arrived and which has not, and by a call of its key."""
+    manager, log = sharing(), list[int]()
+    words = words_of(manager)
+
+    @manager.task(persist=True)
+    async def work() -> None:
+        log.append(current_task().attempt)
+        if len(log) == 1:
+            raise ValueError
+
+    async with world_of(manager) as (world, store):
+        keyed = work.with_options(idempotency_key="a")
+        handle = keyed.enqueue()
+        await handle.result()
+        await manager.flush()
+        store.fail("commit")
+        with pytest.raises(StoreUnavailable):
+            await manager.retry(handle.task_id)
+        await keyed.enqueue()
+        await manager.flush()
+        await world.idle()
         assert words(handle.task_id) == "enqueued started failed enqueued started completed"
 
 
