@@ -213,3 +213,22 @@ def test_question_right_after_another_one_can_be_answered(acting: Visitor, of_sh
     )
     page.get_by_role("dialog").get_by_role("button", name="Yes").click()
     expect(page.get_by_role("status")).to_contain_text(failed)
+
+
+def test_list_of_tasks_is_dense_and_its_rows_have_two_lines_at_most(visitor: Visitor) -> None:
+    """Fifty tasks are read on two to three screens of a laptop; each row still tells its whole id and its workflow."""
+    page = visitor.go("tasks?task=shop.weather:*")
+    rows = page.locator("tr[data-id]")
+    expect(rows.first.get_by_role("link").nth(1)).to_be_visible()
+    heights: list[float] = rows.evaluate_all("all => all.map((row) => row.getBoundingClientRect().height)")
+    assert max(heights) <= 44, heights
+    assert all(identity in page.locator("main").inner_text() for identity in shown_ids(page))
+
+
+def test_list_on_paper_has_its_rows_and_none_of_what_is_pressed(visitor: Visitor) -> None:
+    """A print, or a PDF for a colleague, shows what was found; buttons and filters mean nothing on paper."""
+    page = visitor.go("tasks?status=FAILED")
+    page.emulate_media(media="print")
+    expect(page.locator("tr[data-id]").first).to_be_visible()
+    for each in (page.get_by_role("button"), page.get_by_role("navigation"), page.get_by_role("search")):
+        expect(each.locator("visible=true")).to_have_count(0)
