@@ -11,6 +11,7 @@ import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Final, NamedTuple, cast
 
 from taskmanager.model.clock import MINUTE_US
@@ -59,7 +60,7 @@ def commit(connection: sqlite3.Connection, writes: Sequence[Write], counting: Co
     if not writes:
         return CommitReport({}, {})
     rows = _by_kind(writes)
-    attempts, *others = [(kind, rows.pop(kind, [])) for kind in _BEHIND_OTHERS]
+    attempts, *others = zip(_BEHIND_OTHERS, map(rows.pop, _BEHIND_OTHERS, repeat([])), strict=True)
     in_workflows, whole = rows.pop(sql.IN_WORKFLOW, None), rows.pop(sql.WHOLE, None)
     try:
         with transaction(connection):
