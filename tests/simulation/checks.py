@@ -269,12 +269,14 @@ class Checks:
                 fault(f"completed without its attempt: {what}")
 
     def _has_started_since(self, process: "Process", old: TaskRow, new: TaskRow) -> bool:
-        """Whether it has started the task by a file that was lost, which somebody who had it before does not know yet:
-        it goes on there, and the row of the other, which waits with fewer starts, is written over.
+        """Whether it has started the task by a file that was lost, or ended it while it could write none, and who has
+        it now does not know yet: that counts, and the other row, which waits with fewer starts, is written over.
         """
+        ended = self._fresh.get((new.task_id, new.start_count))
+        has_run = ended is not None and ended.worker_id == process.instance_id
         start = (new.task_id, new.start_count, process.instance_id or "")
         is_before = old.status in WAITING and old.start_count < new.start_count
-        return bool(self._world.loss_count) and is_before and start in self.started
+        return bool(self._world.loss_count) and is_before and (has_run or start in self.started)
 
     def _judge_start(self, row: TaskRow) -> None:
         """Where one write carries a start and what came of it, only the row of the attempt would tell when."""
