@@ -34,8 +34,10 @@ def place_of(scope: Mapping[str, Any]) -> Place:
     """Return where this request leads."""
     path: str = scope["path"]
     raw = (scope.get("raw_path") or quote(path).encode() or b"/").split(b"?")[0].decode("latin-1")
-    inside = _inside(path, unquote(raw), scope.get("root_path", "").rstrip("/"))
     segments = raw.split("/")
+    last = unquote(segments[-1])
+    # A slash at the end leads to the same page, but one that is quoted is a part of a name.
+    inside = _inside(path, unquote(raw), scope.get("root_path", "").rstrip("/")) + last[len(last.rstrip("/")) :]
     name, redirect = quote(unquote(segments[-1]), safe=""), None
     if not name:
         segments.pop()

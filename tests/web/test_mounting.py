@@ -46,6 +46,10 @@ SITE = "https://test"
         ("/tasks/", "/tasks/tasks/tasks", "/tasks", ("tasks", 0, None)),
         ("/tasks/a/b/", "/in/tasks/tasks/a%2Fb", "/in", ("tasks/a/b", 1, None)),
         ("/queues/", "/tasks/queues/", "", ("queues", 0, "../queues")),
+        # A name may end with a slash, which is quoted.
+        ("/tasks/workflows/a/", "/tasks/workflows/a%2F", "/tasks", ("workflows/a/", 1, None)),
+        ("/workflows/a/", "/in/tasks/workflows/a%2F", "/in", ("workflows/a/", 1, None)),
+        ("/workflows/a//", "/in/tasks/workflows/a%2F%2F", "/in", ("workflows/a//", 1, None)),
         # A server without `raw_path`, and the dashboard as the whole application.
         ("/tasks/x", None, "/tasks", ("x", 0, None)),
         ("/tasks/x", None, "", ("tasks/x", 1, None)),

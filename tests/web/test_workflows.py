@@ -106,7 +106,9 @@ async def test_workflow_is_paused_resumed_and_cancelled(tmp_path: Path) -> None:
         assert (await visitor.post("workflows/none/pause", {})).status_code == 400
 
 
-@pytest.mark.parametrize("workflow_id", ["a/b c", "50%", "<b>", "é?#&", "pause", "x/pause"])
+@pytest.mark.parametrize(
+    "workflow_id", ["a/b c", "50%", "<b>", "é?#&", "pause", "x/pause", "a/", "/a", "a//b", "a/..", "~"]
+)
 async def test_workflow_is_found_whatever_its_id_is(tmp_path: Path, workflow_id: str) -> None:
     """An id is chosen by the application, and is one segment of the address."""
     world = World(tmp_path)
