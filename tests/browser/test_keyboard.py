@@ -37,14 +37,3 @@ def test_focus_can_be_seen(queues: Page) -> None:
         queues.keyboard.press("Tab")
         outline = queues.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none", queues.evaluate("document.activeElement.outerHTML")
-
-
-def test_targets_are_large_enough(queues: Page) -> None:
-    """24 pixels at least, except for links within a text."""
-    small = queues.evaluate(
-        """[...document.querySelectorAll('button, .top a:not(.skip), input, select')].filter((each) => {
-            const box = each.getBoundingClientRect();
-            return box.width && box.height && (box.width < 24 || box.height < 24);
-        }).map((each) => each.outerHTML)"""
-    )
-    assert not small, small
