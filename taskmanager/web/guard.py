@@ -4,6 +4,7 @@ Every request is judged by itself, so there is no session to steal, to forget or
 wrong here is a refusal.
 """
 
+import asyncio
 import inspect
 import re
 import secrets
@@ -33,6 +34,8 @@ Auth = Callable[[Request], "Level | Awaitable[Level | None] | None"]
 
 FORM_COOKIE: Final = "taskmanager_form"
 MAX_FORM_BYTES: Final = 1_000_000
+FORM_S: Final = 20.0
+"""How long a form may take to arrive. A server does not stop before it has answered all requests."""
 MIN_TOKEN_LENGTH: Final = 32
 NAMES: Final = ("display_name", "username", "name", "email")
 """What users are called by, in the words of Starlette, Django and others."""
@@ -198,13 +201,19 @@ def check_auth(auth: Any) -> Auth:
 
 def name_of(request: Request) -> str:
     """Return what the application calls the sender of a request, or else its address."""
-    user = request.scope.get("user")
+    try:
+        found = _name_of(request.scope.get("user"))
+    except Exception:  # noqa: BLE001  # code of the application: a user may be loaded only when it is looked at
+        found = ""
+    return found[:MAX_NAME_CHARS] or (request.client.host if request.client else "unknown")
+
+
+def _name_of(user: object) -> str:
     found: object = user if isinstance(user, str) else ""
     for attribute in NAMES:
         with suppress(NotImplementedError):  # a user of Starlette that has no name
             found = found or getattr(user, attribute, "")
-    address = request.client.host if request.client else "unknown"
-    return str(found)[:MAX_NAME_CHARS] if found else address
+    return str(found) if found else ""
 
 
 def is_same_site(request: Request) -> bool:
@@ -240,11 +249,15 @@ async def _body(request: Request) -> bytes:
     if said.isdigit() and int(said) > MAX_FORM_BYTES:
         raise too_large
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_FORM_BYTES:
-            raise too_large
-        parts.append(part)
+    try:
+        async with asyncio.timeout(FORM_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > MAX_FORM_BYTES:
+                    raise too_large
+                parts.append(part)
+    except TimeoutError as exc:
+        raise Refusal(408, "this form did not arrive, so nothing was done", "go back, and send it again") from exc
     return b"".join(parts)
 
 

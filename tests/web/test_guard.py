@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from taskmanager import ConfigurationError, TaskManager
-from taskmanager.web import dashboard
+from taskmanager.web import dashboard, guard
 from taskmanager.web.guard import MAX_FORM_BYTES, Guard, is_same_site, name_of, still_allowed
 from tests.web.visitor import Visitor, manager_on, visit
 
@@ -221,6 +221,19 @@ async def test_form_that_is_too_large_is_not_read(manager: TaskManager) -> None:
     assert sent <= 2 * MAX_FORM_BYTES
 
 
+async def test_form_that_does_not_arrive_is_given_up(manager: TaskManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server waits with its stop for every request, so none may wait for ever for its sender."""
+    monkeypatch.setattr(guard, "FORM_S", 0.05)
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"queue="
+        await asyncio.Event().wait()
+
+    async with visit(manager) as visitor:
+        answer = await visitor._client.post("queues/pause", content=parts(), headers=SAME)
+    assert (answer.status_code, "nothing was done" in answer.text) == (408, True)
+
+
 @pytest.mark.parametrize("method", ["OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "QUERY"])
 async def test_other_methods_are_refused(manager: TaskManager, method: str) -> None:
     """And nothing allows another site to ask more."""
@@ -338,13 +351,21 @@ async def test_auth_that_waits_keeps_nobody_else_waiting(manager: TaskManager) -
     assert looking.result().status_code == 200
 
 
+class Lazy:
+    """A user who is loaded when somebody looks, as Django's, which cannot be done in an event loop."""
+
+    @property
+    def username(self) -> str:
+        raise RuntimeError("you cannot call this from an async context")
+
+
 @pytest.mark.parametrize(
     ("user", "name"),
     [
         (SimpleUser("ada"), "ada"), (UnauthenticatedUser(), "127.0.0.1"), (BaseUser(), "127.0.0.1"), ("ada", "ada"),
         (SimpleNamespace(username="ada", email="ada@example.org"), "ada"), (SimpleNamespace(email="a@b"), "a@b"),
         (None, "127.0.0.1"), (SimpleNamespace(username=""), "127.0.0.1"), (SimpleNamespace(name="x" * 999), "x" * 100),
-        (SimpleNamespace(username=7), "7"), (object(), "127.0.0.1"),
+        (SimpleNamespace(username=7), "7"), (object(), "127.0.0.1"), (Lazy(), "127.0.0.1"),
     ],
 )  # fmt: skip
 def test_viewer_is_called_as_the_application_calls_users(user: object, name: str) -> None:
