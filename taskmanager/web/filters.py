@@ -26,6 +26,7 @@ MAX_VALUES: Final = 20
 SHOWN_CHARS: Final = 60
 """How much of a wrong value its sentence repeats."""
 NAMES: Final = ("status", "task", "queue", "tag", "error", "since", "text", "before")
+_UNITS: Final = {"s": "second", "m": "minute", "h": "hour", "d": "day", "w": "week"}
 _MANY: Final = frozenset({"status", "tag"})
 _EXACT: Final = frozenset({"task", "queue", "tag", "error"})
 """Names of the application may begin or end with a space."""
@@ -209,10 +210,17 @@ def told(asked: Filter, statuses: Sequence[TaskStatus] | None = None, *, is_one:
     words += [f"with the tag {' and '.join(f'{name}:{value}' for name, value in asked.tags)}"] if asked.tags else []
     words += [f"with the error {asked.error}"] if asked.error else []
     if asked.since_us is not None:
-        is_span = span_us(asked.since) is not None
-        words.append(f"changed in the last {asked.since}" if is_span else f"changed since {clock(asked.since_us)} UTC")
+        when = f"in the {span_told(asked.since)}" if span_us(asked.since) else f"since {clock(asked.since_us)} UTC"
+        words.append(f"that changed {when}")
     words += [f"with the text {_shown(asked.text)}"] if asked.text else []
     return escaped(" ".join(words))
+
+
+def span_told(since: str) -> str:
+    """Return a span that leads to now in words: `last hour`, `last 15 minutes`."""
+    text = since.strip().lower()
+    number, unit = text[:-1].strip(), _UNITS[text[-1]]
+    return f"last {unit}" if number == "1" else f"last {number} {unit}s"
 
 
 def _shown(value: str) -> str:

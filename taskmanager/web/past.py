@@ -114,11 +114,12 @@ def _ended(rows: Sequence[Row], total: Row, each_span: str, stretch: Stretch) ->
         return found.completed, found.ended_count - found.completed - found.failed, found.failed
 
     kinds, names = ("good", "off", "bad"), ("completed", "cancelled or expired", "failed")
-    pace = rate(total.figures.ended_count, stretch.span.us * stretch.length)
+    ended_count = total.figures.ended_count
+    pace = f", {rate(ended_count, stretch.span.us * stretch.length)} on average" if ended_count else ""
     keys = _keys(kinds, names, [compact(each) for each in parts(total)])
     chart = bars([parts(each) for each in rows], kinds)
     tips = tuple(_tip(each, names, [f"{number:,}" for number in parts(each)]) for each in rows)
-    heading = f"Ended per {each_span}, {pace} on average"
+    heading = f"Ended per {each_span}{pace}"
     return Plot("ended", heading, keys, chart, _counts(chart), tips, "No task has ended.")
 
 

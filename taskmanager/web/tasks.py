@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse
 from taskmanager.console.acts import RETRYABLE
 from taskmanager.console.figures import MAX_CHARS
 from taskmanager.engine.instance import is_dead
-from taskmanager.model.clock import LAST_US
+from taskmanager.model.clock import LAST_US, span_us
 from taskmanager.model.record import TaskRow, UnreadableRow
 from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
 from taskmanager.model.wording import why
@@ -29,7 +29,7 @@ from taskmanager.store.sqlite.windows import Cursor
 from taskmanager.store.sqlite.workflow_views import workflows_of
 from taskmanager.store.statistics import OwnWorkflow
 from taskmanager.web.bulk import VERBS
-from taskmanager.web.filters import Filter, read_filter, told
+from taskmanager.web.filters import Filter, read_filter, span_told, told
 from taskmanager.web.render import View, up_of
 from taskmanager.web.site import site_of
 
@@ -219,5 +219,6 @@ def _wider(asked: Filter) -> str:
 
 def _sinces(asked: Filter) -> list[tuple[str, str]]:
     """Return what the choice of a time offers, the given one included."""
-    given = [(asked.since, f"since {asked.since}")] if asked.since and asked.since not in dict(SINCE) else []
-    return [*given, *SINCE]
+    if not asked.since or asked.since in dict(SINCE):
+        return list(SINCE)
+    return [(asked.since, span_told(asked.since) if span_us(asked.since) else f"since {asked.since}"), *SINCE]

@@ -149,5 +149,6 @@ def test_filter_is_told_in_words() -> None:
 
 def test_filter_tells_a_span_as_it_was_given() -> None:
     """Its instant would be another one in each second, and an open page would change for nothing."""
-    assert told(asked("since=1h")) == "tasks changed in the last 1h"
-    assert told(asked("since=2026-11-30T05:00Z")) == "tasks changed since 2026-11-30 05:00:00 UTC"
+    assert told(asked("since=1h")) == "tasks that changed in the last hour"
+    assert told(asked("since=15M")) == "tasks that changed in the last 15 minutes"
+    assert told(asked("since=2026-11-30T05:00Z")) == "tasks that changed since 2026-11-30 05:00:00 UTC"

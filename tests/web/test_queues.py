@@ -47,7 +47,7 @@ async def test_form_that_names_no_queue_is_refused(tmp_path: Path) -> None:
     async with manager, visit(manager) as visitor:
         for fields in ({}, {"queue": ""}, {"queue": "q" * 100_000}):
             assert (await visitor.post("queues/pause", fields)).status_code == 400
-        assert "There is no queue yet." in await visitor.text("queues")
+        assert "No queue is in use." in await visitor.text("queues")
 
 
 async def test_search_finds_queues_by_a_part_of_their_names(tmp_path: Path) -> None:

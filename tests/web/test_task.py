@@ -60,7 +60,7 @@ async def test_page_shows_attempts_with_traceback_log_and_next_step(tmp_path: Pa
             '"first"',
         ):
             assert words in shown
-        assert "taskmanager retry" in shown
+        assert "Retry runs it again" in shown
         assert 'href="../tasks?tag=customer%3Aann"' in html
         for part in (handle.task_id[-8:], handle.task_id[:-1]):
             answer = await visitor.get(f"tasks/{part}")
@@ -330,3 +330,19 @@ def test_many_large_arguments_are_cut() -> None:
     shown = values.arguments("app:work", Part(text, len(text)), Part("{}", 2), None, is_hidden=False)
     assert sum(len(each) for _, each in shown.items) <= values.MAX_SHOWN_CHARS
     assert shown.remark.startswith("the beginning of")
+
+
+async def test_page_of_a_failed_task_names_its_button_to_whoever_has_no_shell(tmp_path: Path) -> None:
+    """Whoever may only read has no button, and is told the command."""
+    manager = manager_on(tmp_path)
+
+    @manager.task(name="app:fail", persist=True)
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async with manager, visit(manager) as visitor, visit(manager, read_only=True) as reader:
+        handle = fail.enqueue()
+        assert (await handle.result()).is_err()
+        await manager.flush()
+        assert "nothing; Retry runs it again" in await visitor.text(f"tasks/{handle.task_id}")
+        assert "taskmanager retry" in await reader.text(f"tasks/{handle.task_id}")

@@ -204,3 +204,25 @@ async def test_list_without_a_task_leads_to_names_that_contain_the_given_one(tmp
         html = await visitor.text("tasks?task=mail")
         (address,) = re.findall(r'href="\./(tasks\?task=[^"]*)"', html)
         assert len(ids_in(await visitor.text(address))) == 1
+
+
+async def test_empty_list_beside_a_task_in_memory_does_not_say_there_is_none(tmp_path: Path) -> None:
+    """Who has just enqueued the first task, and sees it in no list, is told where it is."""
+    manager = manager_on(tmp_path)
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    @manager.task(persist=False)
+    async def wait() -> None:
+        begun.set()
+        await gate.wait()
+
+    async with manager, visit(manager) as visitor:
+        assert "There is no task yet." in await visitor.text("tasks")
+        handle = wait.enqueue()
+        await begun.wait()
+        async with asyncio.timeout(10):
+            while "1 more running in the memory" not in (html := await visitor.text("tasks")):  # noqa: ASYNC110  # a file has no event
+                await asyncio.sleep(0)
+        assert "There is no task in the file yet." in html
+        gate.set()
+        await handle
