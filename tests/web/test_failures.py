@@ -65,3 +65,12 @@ async def test_failures_of_an_empty_file_say_what_stands_here(tmp_path: Path) ->
     async with visit(TaskManager(tmp_path / DATABASE)) as visitor:
         assert "Nothing has failed." in await visitor.text("failures")
         assert (await visitor.get("failures?since=x")).status_code == 400
+
+
+async def test_group_without_an_error_offers_no_retry_of_all_errors(tmp_path: Path) -> None:
+    """No filter means "without an error", and one without that field means the failures of every kind."""
+    await first_failure(tmp_path)
+    multiply(tmp_path, 2, "other")
+    query(tmp_path, "UPDATE taskmanager_tasks SET error_code = NULL WHERE id GLOB 'other*'")
+    async with visit(TaskManager(tmp_path / DATABASE)) as visitor:
+        assert len(re.findall(r'href="\./bulk/retry', await visitor.text("failures"))) == 1
