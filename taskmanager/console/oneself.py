@@ -37,9 +37,11 @@ class InstanceObserver:
         self._marked: InstanceReport | None = None
         """The report that was made when the store was looked at."""
         self._next_look_s = 0.0
+        self._asked_count = 0
 
     def look_again(self) -> None:
-        """Read the file for the next overview, however new the last look is."""
+        """Read the file for the next overview, however new the last look is, and whether or not one is going on."""
+        self._asked_count += 1
         self._next_look_s = 0.0
 
     def overview(self) -> Overview:
@@ -62,13 +64,14 @@ class InstanceObserver:
 
     def look(self, *, counts_all: bool = False) -> bool:
         """Read the store, and return whether that was possible. `counts_all` counts every row, which may take long."""
-        began_s = self._clock.elapsed_s()
+        began_s, asked_count = self._clock.elapsed_s(), self._asked_count
         try:
             self._found, self._fault = self._store.overview(self._clock.now_us(), counts_all=counts_all), None
         except StoreError as exc:
             self._fault = str(exc)
         took_s = self._clock.elapsed_s() - began_s
-        self._next_look_s = began_s + max(READ_S, took_s * COST_FACTOR)
+        if asked_count == self._asked_count:
+            self._next_look_s = began_s + max(READ_S, took_s * COST_FACTOR)
         return self._fault is None
 
     def _is_due(self) -> bool:

@@ -3,11 +3,15 @@
 import asyncio
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from taskmanager import TaskManager
+from taskmanager.console import observer
+from taskmanager.store.sqlite import statistics
+from taskmanager.store.statistics import Statistics
 from taskmanager.web.source import Source
 from tests.web.visitor import manager_on, visit
 
@@ -25,6 +29,33 @@ async def test_look_passes_what_is_asked_behind_the_connection(tmp_path: Path) -
         source = Source(tmp_path / "tasks.db")
         assert await source.read(sum_of, 1, other=2) == 3
         assert await source.look(sum_of, 2, other=3) == 5
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+async def test_outcome_of_an_action_is_seen_behind_a_look_that_was_going_on(
+    tmp_path: Path, is_running: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That look may have read the file before the action, and end behind it. Its answer is not kept."""
+    manager = manager_on(tmp_path)
+    source = Source(tmp_path / "tasks.db", manager if is_running else None)
+    read = observer.statistics
+
+    def pausing(connection: sqlite3.Connection, now: int) -> Statistics:
+        found = read(connection, now)
+        with closing(sqlite3.connect(tmp_path / "tasks.db")) as other, other:
+            other.execute("INSERT OR IGNORE INTO taskmanager_queues (queue_name, paused_at) VALUES ('mail', 1)")
+        source.look_again()
+        return found
+
+    async with manager:
+        await source.overview()
+        source.look_again()
+        for module in (observer, statistics):
+            monkeypatch.setattr(module, "statistics", pausing)
+        await source.overview()
+        for module in (observer, statistics):
+            monkeypatch.setattr(module, "statistics", read)
+        assert [queue.queue_name for queue in (await source.overview()).queues if queue.is_paused] == ["mail"]
 
 
 async def test_manager_in_memory_of_another_loop_is_not_acted_on() -> None:
