@@ -1,5 +1,6 @@
 """The first page: it goes on by itself, says what is wrong, and mends it at a press."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -115,3 +116,26 @@ def test_page_waits_while_somebody_presses(visitor: Visitor) -> None:
     with page.expect_response(is_look):
         page.mouse.up()
         page.clock.run_for(MINUTE_MS)
+
+
+@pytest.mark.parametrize("width", [320, 390, 1_280])
+def test_times_below_a_chart_stand_at_their_lines_and_apart(visit: Visit, of_shop: Served, width: int) -> None:
+    """On a phone there is room for fewer; those that are left keep their places."""
+    with visit(of_shop.url, width=width) as visitor:
+        times = visitor.go().locator(".plot .times").first
+        expect(times).to_be_attached()
+        whole = times.bounding_box()
+        assert whole is not None
+        boxes = [each.bounding_box() for each in times.locator("span").all()[:4]]
+        places = [(box["x"] - whole["x"]) / whole["width"] for box in boxes if box is not None]
+        assert places == pytest.approx([0, 0.25, 0.5, 0.75], abs=0.01)
+        texts = times.evaluate(
+            """(row) => [...row.children].filter((each) => getComputedStyle(each).visibility === "visible")
+                .map((each) => {
+                const range = document.createRange();
+                range.selectNodeContents(each);
+                const { left, right } = range.getBoundingClientRect();
+                return [left, right];
+            })"""
+        )
+        assert all(before[1] < after[0] for before, after in itertools.pairwise(texts)), texts

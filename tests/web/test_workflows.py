@@ -77,6 +77,9 @@ async def test_failed_node_is_shown_with_its_error_and_retried(tmp_path: Path) -
         html = await visitor.text("workflows/trip")
         assert "LookupError: &lt;b&gt;Atlantis&lt;/b&gt; is on no map" in html
         assert "<b>Atlantis" not in html
+        assert "nothing; a retry runs again what has failed" in html
+        async with visit(world.manager, read_only=True) as reader:
+            assert "taskmanager workflow retry trip" in await reader.text("workflows/trip")
         world.is_broken = False
         answer = await visitor.post("workflows/trip/retry", {})
         assert (answer.status_code, answer.headers["location"]) == (303, "../../workflows/trip")
