@@ -16,7 +16,8 @@ from http.cookies import SimpleCookie
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl
 
-from starlette.concurrency import run_in_threadpool
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -37,6 +38,8 @@ MAX_FORM_BYTES: Final = 1_000_000
 FORM_S: Final = 20.0
 """How long a form may take to arrive. A server does not stop before it has answered all requests."""
 MIN_TOKEN_LENGTH: Final = 32
+AUTH_THREADS: Final = 8
+"""How many requests at a time ask a plain `auth`, of all dashboards in an event loop."""
 NAMES: Final = ("display_name", "username", "name", "email")
 """What users are called by, in the words of Starlette, Django and others."""
 MAX_NAME_CHARS: Final = 100
@@ -61,6 +64,8 @@ _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 """A browser leaves them out, and a proxy may put them in."""
 _NOT_PLAIN: Final = re.compile(rb"[^\x21-\x7e]")
 _LEVELS: Final = ("read", "act")
+_threads: Final[RunVar[CapacityLimiter]] = RunVar("taskmanager.web.auth")
+"""Of each event loop."""
 _VIEWER: Final = "taskmanager.viewer"
 _ASK: Final = "taskmanager.still_allowed"
 
@@ -156,7 +161,7 @@ class Guard:
         """Return what `auth` says. Raise `Refusal` if it fails, or refuses by an exception of its own."""
         try:
             # A plain function may wait for a database, and must not keep the event loop from everything else meanwhile.
-            level: Any = self._auth(request) if self._is_async else await run_in_threadpool(self._auth, request)
+            level: Any = self._auth(request) if self._is_async else await _in_thread(self._auth, request)
             if inspect.isawaitable(level):
                 level = await level
         except Refusal:
@@ -230,6 +235,19 @@ def is_same_site(request: Request) -> bool:
     scheme, _, named = origins[0].lower().partition("://")
     port = _DEFAULT_PORTS.get(scheme)
     return bool(named) and port is not None and named.removesuffix(port) == hosts[0].lower().removesuffix(port)
+
+
+async def _in_thread(auth: Auth, request: Request) -> Any:
+    """Ask a plain `auth` in one of a few threads.
+
+    One that hangs keeps its thread. If these were those of the application, its own functions would soon find none.
+    """
+    try:
+        limiter = _threads.get()
+    except LookupError:
+        limiter = CapacityLimiter(AUTH_THREADS)
+        _threads.set(limiter)
+    return await to_thread.run_sync(auth, request, limiter=limiter)
 
 
 def _broken(exc: Exception) -> Refusal:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from starlette.authentication import BaseUser, SimpleUser, UnauthenticatedUser
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -349,6 +350,28 @@ async def test_auth_that_waits_keeps_nobody_else_waiting(manager: TaskManager) -
         looking = group.create_task(visitor.get("queues"))
         group.create_task(asyncio.to_thread(is_free.set))
     assert looking.result().status_code == 200
+
+
+async def test_auth_that_hangs_leaves_the_threads_of_the_application_alone(manager: TaskManager) -> None:
+    """Its plain functions run in threads, too, and would wait until somebody mends what the dashboard asks."""
+    is_free = threading.Event()
+
+    asked = threading.Semaphore(0)
+
+    def hanging(_request: Request) -> Any:
+        asked.release()
+        return "act" if is_free.wait(60) else None
+
+    async with visitor_with(manager, hanging) as visitor, asyncio.TaskGroup() as group:
+        for _ in range(100):
+            group.create_task(visitor.get("healthz"))
+        try:
+            async with asyncio.timeout(20):
+                for _ in range(guard.AUTH_THREADS):
+                    await asyncio.to_thread(asked.acquire)
+                assert await run_in_threadpool(lambda: 7) == 7
+        finally:
+            is_free.set()
 
 
 class Lazy:
