@@ -95,8 +95,8 @@ def dashboard(
     `auth` gets the request (a Starlette `Request`) and returns what its sender may do: `"read"`, `"act"`, or None for
     nothing. It is asked with every request, in a thread unless it is async. `title` stands at the top of each page.
     With `hide_arguments` no page shows arguments and results. `format_arguments` makes the text of arguments from the
-    name of the function, its positional and its named arguments; None of it means the usual text. With `read_only`
-    nobody acts.
+    name of the function, its positional and its named arguments; None of it means the usual text. With either of them
+    a search for a text does not look in arguments. With `read_only` nobody acts.
 
     Raises `ConfigurationError` if one of them is something else.
     """

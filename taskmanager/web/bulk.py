@@ -172,7 +172,7 @@ def _refusal(request: Request, verb: Verb, asked: Filter) -> Response | None:
 
 def _search(site: Site, verb: Verb, asked: Filter) -> Search:
     meant = asked._replace(statuses=verb.statuses(asked))
-    return meant.search(looks_in_arguments=not site.hide_arguments)
+    return meant.search(looks_in_arguments=site.looks_in_arguments)
 
 
 def _count(connection: sqlite3.Connection, search: Search) -> tuple[Cursor | None, Counted]:

@@ -93,7 +93,7 @@ async def _export(request: Request, form: Form) -> Response:
     asked = read_filter(request.query_params.multi_items(), now_us)
     if asked.faults:
         return refuse(request, 400, " ".join(asked.faults), "go back, and change the filter")
-    search = asked.search(looks_in_arguments=not site.hide_arguments)
+    search = asked.search(looks_in_arguments=site.looks_in_arguments)
     page = partial(_page, form=form, search=search, is_hidden=site.hide_arguments)
     first = await site.source.read(page, asked.before, True)  # a fault of the file is a page that says so
     audit(request, "exported", [told(asked)])

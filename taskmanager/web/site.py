@@ -38,6 +38,11 @@ class Site:
     format_arguments: FormatArguments | None = None
     read_only: bool = False
 
+    @property
+    def looks_in_arguments(self) -> bool:
+        """Return whether a search for a text looks in the arguments. It must not find what no page shows."""
+        return not self.hide_arguments and self.format_arguments is None
+
 
 def site_of(request: Request) -> Site:
     """Return the dashboard that this request came to."""

@@ -116,13 +116,13 @@ async def show(request: Request) -> View | RedirectResponse:
         return RedirectResponse(f"{up_of(request)}tasks{query_part(asked.query(before=asked.before))}", 303)
     listing = None
     if not asked.faults:
-        search = asked.search(looks_in_arguments=not site.hide_arguments)
+        search = asked.search(looks_in_arguments=site.looks_in_arguments)
         listing = await site.source.look(look, site.source.database, search, asked.before, held_rows(request))
     values: dict[str, Any] = {
         "asked": asked, "listing": listing, "statuses": tuple(TaskStatus), "sinces": _sinces(asked),
         "told": _told(asked, listing), "filter_part": query_part(asked.query()), "older": _older(asked, listing),
         "verbs": [verb for verb in VERBS if verb.is_for(asked)], "wider": _wider(asked),
-        "hides_arguments": site.hide_arguments,
+        "looks_in_arguments": site.looks_in_arguments,
         "part": asked.text.strip() if _PART_OF_ID.fullmatch(asked.text.strip()) else "",
     }  # fmt: skip
     if listing is None:

@@ -85,6 +85,18 @@ async def test_hidden_arguments_are_on_no_page_and_in_no_export(tmp_path: Path) 
         assert [address async for address, answer in walk(visitor) if SECRET in answer.text]
 
 
+async def test_search_does_not_look_behind_the_text_that_the_application_shows(tmp_path: Path) -> None:
+    """Whoever sees four stars for a number could find it out, figure by figure."""
+    manager = manager_on(tmp_path)
+    await work(manager)
+    async with visit(manager) as visitor:
+        assert "keeps" in await visitor.text(f"tasks/export.csv?text={SECRET}")
+    async with visit(manager, format_arguments=lambda *_: "****") as visitor:
+        for address in (f"tasks/export.csv?text={SECRET}", f"tasks?text={SECRET}", f"bulk/retry?text={SECRET}"):
+            assert "keeps" not in await visitor.text(address)
+            assert "bulk/retry?" not in await visitor.text(address)
+
+
 async def test_title_stands_on_every_page(tmp_path: Path) -> None:
     """In the page, and in the tab; also for whoever is refused."""
     manager = manager_on(tmp_path)
