@@ -49,8 +49,9 @@ async def recover(request: Request) -> Response:
         node_count = await recovery.recover_workflows(0)
         return node_count + await recovery.run_once()
 
+    dead = [each.row.instance_id for each in (await source.overview()).with_health(Health.DEAD)]
     count = await source.act(give_back)
-    audit(request, "recovered the work of dead instances", [counted(count, "task")])
+    audit(request, f"recovered {counted(count, 'task')} of dead instances", dead or ["none that is known"])
     said = f"{counted(count, 'task')} of dead instances recovered." if count else "There was nothing to recover."
     return done(request, "instances", said)
 

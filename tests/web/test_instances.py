@@ -1,6 +1,7 @@
 """The page of instances, and what it does for the work of the dead."""
 
 import asyncio
+import logging
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -29,7 +30,7 @@ async def test_instance_is_shown_with_its_process_and_lanes(tmp_path: Path) -> N
     assert 'aria-label="Lane async"' in page
 
 
-async def test_work_of_the_dead_is_given_back_by_the_form(tmp_path: Path) -> None:
+async def test_work_of_the_dead_is_given_back_by_the_form(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """At once, although the application that would do it is down; the living keep theirs."""
     database = tmp_path / "tasks.db"
     await asyncio.to_thread(rich_file.write, database)
@@ -41,6 +42,7 @@ async def test_work_of_the_dead_is_given_back_by_the_form(tmp_path: Path) -> Non
             found: int = connection.execute(query, (owner,)).fetchone()[0]
             return found
 
+    caplog.set_level(logging.INFO, "taskmanager")
     before = held_by(rich_file.ALIVE)
     with rich_file.living(database):
         async with Visitor(Guard(pages, lambda _request: "act", read_only=False, title="tasks")) as visitor:
@@ -48,6 +50,8 @@ async def test_work_of_the_dead_is_given_back_by_the_form(tmp_path: Path) -> Non
             assert (await visitor.post("instances/recover", {})).status_code == 303
             assert "of dead instances recovered." in await visitor.text("instances")
     assert (held_by(rich_file.DEAD), held_by(rich_file.ALIVE)) == (0, before)
+    (told,) = [each.getMessage() for each in caplog.records if each.getMessage().startswith("dashboard: ")]
+    assert told.endswith(f" of dead instances: {rich_file.DEAD}")
 
 
 async def test_recovery_with_nobody_dead_says_that_there_was_nothing(tmp_path: Path) -> None:
