@@ -206,12 +206,13 @@ async def test_list_without_a_task_leads_to_names_that_contain_the_given_one(tmp
         assert len(ids_in(await visitor.text(address))) == 1
 
 
-async def test_empty_list_beside_a_task_in_memory_does_not_say_there_is_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_file", [True, False])
+async def test_empty_list_beside_a_task_in_memory_does_not_say_there_is_none(tmp_path: Path, has_file: bool) -> None:
     """Who has just enqueued the first task, and sees it in no list, is told where it is."""
-    manager = manager_on(tmp_path)
+    manager = manager_on(tmp_path) if has_file else TaskManager(None)
     begun, gate = asyncio.Event(), asyncio.Event()
 
-    @manager.task(persist=False)
+    @manager.task
     async def wait() -> None:
         begun.set()
         await gate.wait()
@@ -223,6 +224,6 @@ async def test_empty_list_beside_a_task_in_memory_does_not_say_there_is_none(tmp
         async with asyncio.timeout(10):
             while "1 more running in the memory" not in (html := await visitor.text("tasks")):  # noqa: ASYNC110  # a file has no event
                 await asyncio.sleep(0)
-        assert "There is no task in the file yet." in html
+        assert "No task is in this list yet." in html
         gate.set()
         await handle
