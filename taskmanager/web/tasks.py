@@ -122,7 +122,7 @@ async def show(request: Request) -> View | RedirectResponse:
         "asked": asked, "listing": listing, "statuses": tuple(TaskStatus), "sinces": _sinces(asked),
         "told": _told(asked, listing), "filter_part": query_part(asked.query()), "older": _older(asked, listing),
         "verbs": [verb for verb in VERBS if verb.is_for(asked)], "wider": _wider(asked),
-        "looks_in_arguments": site.looks_in_arguments,
+        "looks_in_arguments": site.looks_in_arguments, "is_in_memory": site.source.database is None,
         "part": asked.text.strip() if _PART_OF_ID.fullmatch(asked.text.strip()) else "",
     }  # fmt: skip
     if listing is None:

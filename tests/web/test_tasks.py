@@ -206,10 +206,9 @@ async def test_list_without_a_task_leads_to_names_that_contain_the_given_one(tmp
         assert len(ids_in(await visitor.text(address))) == 1
 
 
-@pytest.mark.parametrize("has_file", [True, False])
-async def test_empty_list_beside_a_task_in_memory_does_not_say_there_is_none(tmp_path: Path, has_file: bool) -> None:
+async def test_empty_list_beside_a_task_in_memory_does_not_say_there_is_none(tmp_path: Path) -> None:
     """Who has just enqueued the first task, and sees it in no list, is told where it is."""
-    manager = manager_on(tmp_path) if has_file else TaskManager(None)
+    manager = manager_on(tmp_path)
     begun, gate = asyncio.Event(), asyncio.Event()
 
     @manager.task
@@ -227,3 +226,10 @@ async def test_empty_list_beside_a_task_in_memory_does_not_say_there_is_none(tmp
         assert "No task is in this list yet." in html
         gate.set()
         await handle
+
+
+async def test_empty_list_of_a_manager_in_memory_says_when_tasks_come_into_it() -> None:
+    """A task without a file is in no row before its end."""
+    manager = TaskManager(None)
+    async with manager, visit(manager) as visitor:
+        assert "No task is in this list yet." in await visitor.text("tasks")
