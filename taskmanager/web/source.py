@@ -9,12 +9,12 @@ into a forked process, so it begins with threads, locks and answers of its own.
 """
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, TypeVarTuple
@@ -25,7 +25,7 @@ from taskmanager.console.overview import Overview
 from taskmanager.engine.engine import Engine
 from taskmanager.manager import TaskManager
 from taskmanager.model.clock import Clock, SystemClock
-from taskmanager.model.errors import StoreUnavailable
+from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite import SqliteStore
@@ -82,7 +82,20 @@ class Source:
         def work(connection: sqlite3.Connection) -> R:
             return ask(connection, *args, **kwargs)
 
+        await self._write_history()
         return await self._in_thread(self._read, work)
+
+    async def _write_history(self) -> None:
+        """Let the manager write the memory-only tasks that have ended, so that lists show them.
+
+        It keeps them for its next snapshot, which may be a minute away. While the file cannot be written, the page
+        shows what is in it.
+        """
+        engine = self.running()
+        if engine is not None and engine.writer.outbox.unsaved_history_count:
+            with contextlib.suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(READ_PATIENCE_S):
+                    await self.share("history", engine.life.flush)
 
     async def _in_thread(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
         if self._pid != os.getpid():
@@ -107,7 +120,8 @@ class Source:
 
         It is None soon after a write, while a shared answer may be older than that.
         """
-        if self.database is None:
+        engine = self.running()
+        if self.database is None or (engine is not None and engine.writer.outbox.unsaved_history_count):
             return None
         traces, now_s = traces_of(self.database), self.clock.elapsed_s()
         if traces != self._traces:
@@ -238,7 +252,7 @@ def _not_running() -> StoreUnavailable:
     return StoreUnavailable(f"{text}; start it in the event loop that serves this page")
 
 
-@contextmanager
+@contextlib.contextmanager
 def _opened(database: Path) -> Iterator[sqlite3.Connection]:
     with open_read_only(database, patience_s=READ_PATIENCE_S) as connection:
         yield connection

@@ -86,3 +86,32 @@ async def test_manager_in_memory_of_another_loop_is_not_acted_on() -> None:
     finally:
         ended.set()
         await asyncio.to_thread(thread.join)
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+async def test_memory_only_tasks_are_listed_as_soon_as_they_have_ended(tmp_path: Path, has_file: bool) -> None:
+    """The manager writes them a minute later. Whoever looks at failures must not read that there is none."""
+    manager = manager_on(tmp_path) if has_file else TaskManager(None)
+
+    @manager.task
+    async def fail() -> None:
+        raise LookupError("nobody is there")
+
+    async with manager, visit(manager) as visitor:
+        await fail.enqueue().result()
+        for page in ("tasks", "failures"):
+            assert "nobody is there" in await visitor.text(page)
+
+
+async def test_page_is_shown_while_history_cannot_be_written(tmp_path: Path) -> None:
+    """A file that is locked can be read, and the page says what is in it."""
+    manager = manager_on(tmp_path)
+
+    @manager.task
+    async def end() -> None: ...
+
+    async with manager, visit(manager) as visitor:
+        with closing(sqlite3.connect(tmp_path / "tasks.db")) as other:
+            other.execute("BEGIN IMMEDIATE")
+            await end.enqueue()
+            assert "Tasks" in await visitor.text("tasks")
