@@ -37,8 +37,12 @@ PAGES: Final[Mapping[str, Address]] = {
     "queues": lambda _: "queues",
     "instances": lambda _: "instances",
     "task-failed": one_task("task_name = 'shop.orders:charge' AND status = 'FAILED'"),
-    "task-hostile": one_task("task_name LIKE 'app.%' AND status = 'FAILED' AND args ->> 0 = ?", HOSTILE["markup"]),
-    "task-direction": one_task("task_name LIKE 'app.%' AND status = 'FAILED' AND args ->> 0 = ?", HOSTILE["direction"]),
+    "task-hostile": one_task(
+        "task_name LIKE 'app.%' AND status = 'FAILED' AND json_extract(args, '$[0]') = ?", HOSTILE["markup"]
+    ),
+    "task-direction": one_task(
+        "task_name LIKE 'app.%' AND status = 'FAILED' AND json_extract(args, '$[0]') = ?", HOSTILE["direction"]
+    ),
     "task-large": one_task("task_name = 'shop.exports:dump'"),
     "task-steps": one_task("task_name = 'shop.orders:fulfil'"),
     "task-running": one_task("task_name = 'shop.reports:build' AND status = 'RUNNING'"),

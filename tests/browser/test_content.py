@@ -43,7 +43,7 @@ def test_content_has_hostile_texts_in_every_place(rows: sqlite3.Connection) -> N
         counts = rows.execute(
             "SELECT (SELECT count(*) FROM taskmanager_tasks, json_each(tags) WHERE value = :text),"
             " (SELECT count(*) FROM taskmanager_tasks, json_each(args) WHERE value = :text),"
-            " (SELECT count(*) FROM taskmanager_tasks WHERE log ->> '$[0].text' = :text),"
+            " (SELECT count(*) FROM taskmanager_tasks WHERE json_extract(log, '$[0].text') = :text),"
             " (SELECT count(*) FROM taskmanager_task_attempts WHERE error_message = 'ValueError: ' || :text)",
             {"text": text},
         ).fetchone()

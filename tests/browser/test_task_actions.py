@@ -10,7 +10,7 @@ from tests.browser.conftest import Visit
 from tests.browser.serving import Served
 from tests.browser.visiting import Visitor, is_look
 
-FAILED_MAIL = "task_name = 'shop.mail:send' AND status = 'FAILED' AND tags ->> 'customer' = 'bob'"
+FAILED_MAIL = "task_name = 'shop.mail:send' AND status = 'FAILED' AND json_extract(tags, '$.customer') = 'bob'"
 REPORT = "task_name = 'shop.reports:build' AND status = 'RUNNING'"
 STATUS = "SELECT status FROM taskmanager_tasks WHERE id = ?"
 
@@ -55,7 +55,7 @@ def test_task_that_runs_or_waits_is_cancelled(visitor: Visitor, of_shop: Served,
 
 def test_task_is_enqueued_again_with_other_arguments(visitor: Visitor, of_shop: Served) -> None:
     """What is wrong with them is said beside what was typed; then it is a new task, with the tags of the old one."""
-    refused = of_shop.task_id("task_name = 'shop.orders:charge' AND tags ->> 'order' = 'refused'")
+    refused = of_shop.task_id("task_name = 'shop.orders:charge' AND json_extract(tags, '$.order') = 'refused'")
     page = visitor.go(f"tasks/{refused}")
     page.get_by_role("link", name="Enqueue with other arguments").click()
     expect(page.get_by_label("Positional arguments")).to_have_value("[4711, 99.5]")
