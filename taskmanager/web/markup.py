@@ -6,18 +6,12 @@ from typing import Any, Final
 from markupsafe import Markup, escape
 
 from taskmanager.console import figures
+from taskmanager.console.tones import Tone, tone_of
 from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.report import RunningTask
 from taskmanager.store.sqlite.search import exactly
 
-_TONES: Final = {
-    "COMPLETED": "good", "FAILED": "bad", "RUNNING": "busy", "PENDING": "calm", "CLAIMED": "calm", "READY": "calm",
-    "ENQUEUED": "calm", "CANCELLED": "off", "EXPIRED": "warn", "INTERRUPTED": "warn", "PAUSED": "warn",
-    "SKIPPED": "off", "not declared": "warn", "open": "good", "WORKER_FAILURE": "bad", "alive": "good",
-    "frozen": "warn", "dead": "bad",
-    "stopping": "warn", "storage degraded": "bad",
-}  # fmt: skip
-_SIGNS: Final = {"good": "✓", "bad": "✕", "busy": "▶", "calm": "○", "off": "–", "warn": "!"}
+_SIGNS: Final[dict[Tone, str]] = {"good": "✓", "bad": "✕", "busy": "▶", "calm": "○", "off": "–", "warn": "!"}
 
 
 def ago(instant_us: int | None, now_us: int) -> Markup:
@@ -47,7 +41,7 @@ def left(task: RunningTask, now_us: int) -> Markup:
 
 def status(name: str) -> Markup:
     """Return a status as a badge: a sign, a word and a colour."""
-    tone = _TONES.get(name, "calm")
+    tone = tone_of(name)
     return Markup('<span class="badge {}"><span aria-hidden="true">{}</span> {}</span>').format(
         tone, _SIGNS[tone], name.capitalize() if name.isupper() else name
     )
@@ -68,18 +62,13 @@ def capitalize_first(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def tone(name: str) -> str:
-    """Return the class of colour of a status."""
-    return _TONES.get(name, "calm")
-
-
 def sign(name: str) -> str:
     """Return the sign of a status."""
-    return _SIGNS[tone(name)]
+    return _SIGNS[tone_of(name)]
 
 
 FILTERS: Final[dict[str, Callable[..., Any]]] = {
-    "ago": ago, "elapsed": elapsed, "left": left, "status": status, "tone": tone, "sign": sign, "commands": commands,
+    "ago": ago, "elapsed": elapsed, "left": left, "status": status, "tone": tone_of, "sign": sign, "commands": commands,
     "plain": escaped, "lines": escaped_lines, "capitalize_first": capitalize_first, "exactly": exactly,
     "compact": figures.compact, "size": figures.size, "took": figures.took, "precise": figures.precise,
     "iso": figures.iso, "cut": figures.cut, "cause": figures.cause, "done_of": figures.done_of,

@@ -23,7 +23,7 @@ from taskmanager.console.figures import (
 )
 from taskmanager.console.outlook import Outlook
 from taskmanager.console.record import policy, process_of, progress_of, so_far, step_until
-from taskmanager.console.terminal.tables import STATUS_STYLES
+from taskmanager.console.terminal.colours import FAILED_STYLE, style_of
 from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow
 from taskmanager.model.states import TaskStatus
@@ -37,7 +37,6 @@ MAX_VALUE_CHARS: Final = 1_000
 """Of arguments, results, messages and lines of the log that are longer, `--json` shows the rest."""
 MAX_LOG_LINES: Final = 200
 MAX_STEPS: Final = 200
-_OUTCOME_STYLES: Final = {"COMPLETED": "green", "FAILED": "red", "WORKER_FAILURE": "red", "INTERRUPTED": "magenta"}
 
 
 class Record(NamedTuple):
@@ -78,7 +77,7 @@ def _grid(*right: bool) -> Table:
 
 
 def _headline(row: TaskRow) -> Text:
-    style = STATUS_STYLES[TaskStatus(row.status)]
+    style = style_of(row.status)
     line = Text.assemble((escaped(row.task_name), "bold"), "  ", (row.status, style))
     if row.error_code:
         line.append(f"  {why(row.error_code, message_of(row), max_chars=MAX_CHARS)}", style)
@@ -163,7 +162,7 @@ def _value(value: object) -> str:
 def _attempts(attempts: Sequence[AttemptRow]) -> Iterator[RenderableType]:
     seen: dict[str, int] = {}
     for row in attempts:
-        line = Text(f"{row.attempt:>3}  {clock(row.started_at)}  ").append(row.outcome, _OUTCOME_STYLES[row.outcome])
+        line = Text(f"{row.attempt:>3}  {clock(row.started_at)}  ").append(row.outcome, style_of(row.outcome))
         line.append(f" after {exact(row.finished_at - row.started_at)}")
         yield line.append(", retried") if row.will_retry else line
         reason, message = (row.failed_reason or "").strip("\n"), (row.error_message or "").strip()
@@ -199,7 +198,9 @@ def _current(record: Record) -> Iterator[RenderableType]:
     row = record.row
     if row.status == TaskStatus.RUNNING and row.started_at is not None:
         running = exact(record.now_us - row.started_at)
-        yield Text.assemble(f"{row.start_count:>3}  {clock(row.started_at)}  ", ("RUNNING", "cyan"), f" for {running}")
+        yield Text.assemble(
+            f"{row.start_count:>3}  {clock(row.started_at)}  ", (row.status, style_of(row.status)), f" for {running}"
+        )
 
 
 def _steps(steps: Sequence[StepRow]) -> Table:
@@ -210,7 +211,7 @@ def _steps(steps: Sequence[StepRow]) -> Table:
         if row.attempts > 1:
             line.append(f", {row.attempts} tries")
         if row.error_code:
-            line.append(f"  {why(row.error_code, row.error_message, max_chars=MAX_CHARS)}", "red")
+            line.append(f"  {why(row.error_code, row.error_message, max_chars=MAX_CHARS)}", FAILED_STYLE)
         table.add_row(escaped(row.key) or str(row.number), clock(row.started_at), line)
     return table
 

@@ -14,8 +14,8 @@ from rich.text import Text
 from taskmanager.console.figures import clock, compact, rate, share, short, size, took
 from taskmanager.console.overview import Health, Overview, Problem
 from taskmanager.console.terminal import sections
+from taskmanager.console.terminal.colours import FAILED_STYLE, RUNNING_STYLE, STYLES, style_of
 from taskmanager.console.terminal.grid import GAP, MARGIN, Grid, Section, cut_front, fit, grid_of, wrapped
-from taskmanager.console.terminal.sections import FAILED_STYLE, HEALTH_STYLES, RUNNING_STYLE
 from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.model.escaping import escaped
 from taskmanager.model.states import TaskStatus
@@ -201,9 +201,9 @@ def _state(overview: Overview, grid: Grid) -> tuple[str, str]:
     if not found:
         return "no instance is running", "yellow" if overview.waiting_count else "dim"
     if len(found) == 1:
-        return f"{counted(number, 'instance')} {found[0]}", HEALTH_STYLES[found[0]]
+        return f"{counted(number, 'instance')} {found[0]}", style_of(found[0].value)
     total = "" if grid.is_narrow else f"{number} instances: "
-    return f"{total}{', '.join(f'{counts[health]} {health}' for health in found)}", HEALTH_STYLES[found[-1]]
+    return f"{total}{', '.join(f'{counts[health]} {health}' for health in found)}", style_of(found[-1].value)
 
 
 def _sides(left: Text, right: Text, grid: Grid) -> Text:
@@ -248,7 +248,7 @@ def _counts(overview: Overview, grid: Grid) -> Iterator[Text]:
         ("waiting", overview.waiting_count, "", is_waiting_capped),
     ]
     if counts[TaskStatus.COMPLETED] or TaskStatus.COMPLETED not in capped:
-        shown.append(("completed", counts[TaskStatus.COMPLETED], "green", TaskStatus.COMPLETED in capped))
+        shown.append(("completed", counts[TaskStatus.COMPLETED], STYLES["good"], TaskStatus.COMPLETED in capped))
     shown.append(("failed", counts[TaskStatus.FAILED], FAILED_STYLE, TaskStatus.FAILED in capped))
     others = (TaskStatus.CANCELLED, TaskStatus.EXPIRED, TaskStatus.INTERRUPTED)
     shown += [(status.lower(), counts[status], "", status in capped) for status in others if counts[status]]

@@ -18,16 +18,13 @@ from taskmanager.console.figures import (
     workflow_label,
 )
 from taskmanager.console.overview import Health, InstanceView, Overview
+from taskmanager.console.terminal.colours import FAILED_STYLE, PAUSED_STYLE, RUNNING_STYLE, STYLES, style_of
 from taskmanager.console.terminal.grid import NOT_KNOWN, NOTHING, Cell, Grid, Row, Section
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.escaping import escaped
 from taskmanager.model.report import RunningTask
 from taskmanager.store.statistics import OWNED_CAP, SAMPLE, NextRun
 
-HEALTH_STYLES: Final = {Health.ALIVE: "green", Health.FROZEN: "yellow", Health.DEAD: "red"}
-RUNNING_STYLE: Final = "cyan"
-FAILED_STYLE: Final = "red"
-PAUSED_STYLE: Final = "yellow"
 MAX_BAR: Final = 45  # columns of a progress bar with its percentage; a longer one says no more
 ID_END: Final = 6  # so much of an id is shown beside the name: commands take the end of one, too
 _DRAWN: Final = ("━", "╸", "─")
@@ -55,7 +52,7 @@ def instances(overview: Overview, grid: Grid) -> Section:
         figures = (
             _number(report.running_count, RUNNING_STYLE),
             _number(report.waiting_count),
-            _number(report.unsaved_count, "yellow"),
+            _number(report.unsaved_count, STYLES["warn"]),
             _ago(each.row.started_at, overview.taken_at),
         )
         is_dead = each.health is Health.DEAD
@@ -65,7 +62,7 @@ def instances(overview: Overview, grid: Grid) -> Section:
 
 
 def _state(each: InstanceView, grid: Grid) -> Cell:
-    report, word, style = each.report, each.health.value, HEALTH_STYLES[each.health]
+    report, word, style = each.report, each.health.value, style_of(each.health.value)
     silent = short(round(each.silent_s * SECOND_US))
     if each.health is Health.DEAD:
         if each.held_count:
@@ -74,9 +71,9 @@ def _state(each: InstanceView, grid: Grid) -> Cell:
     if each.health is Health.FROZEN:
         return Cell(f"frozen for {silent}", style)
     if report.is_stopping:
-        return Cell("stopping", "yellow")
+        return Cell("stopping", style_of("stopping"))
     if report.degraded_since is not None:
-        return Cell("storage degraded", "red")
+        return Cell("storage degraded", style_of("storage degraded"))
     if report.run_queues is not None:
         longer = (
             f"{word}, runs {', '.join(sorted(report.run_queues))}" if report.run_queues else f"{word}, only enqueues"
@@ -227,5 +224,5 @@ def _bar(fraction: float, width: int, is_ascii: bool) -> Text:
     width -= len(percent)
     halves = int(fraction * width * 2)
     done = full * (halves // 2) + half * (halves % 2)
-    style = "green" if fraction >= 1 else RUNNING_STYLE
+    style = STYLES["good" if fraction >= 1 else "busy"]
     return Text.assemble((done, style), (rest * (width - len(done)), "dim"), percent)

@@ -15,6 +15,7 @@ from rich.text import Text
 from taskmanager.console.figures import MAX_CHARS, ROOM_FOR_ALL, cause_of, relative, short, workflow_label
 from taskmanager.console.overview import Finding
 from taskmanager.console.schedules import state
+from taskmanager.console.terminal.colours import PAUSED_STYLE, style_of
 from taskmanager.console.terminal.grid import GAP, cut_end, cut_front
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.escaping import escaped
@@ -24,16 +25,6 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.store.statistics import OwnWorkflow
 
-STATUS_STYLES: Final = {
-    TaskStatus.PENDING: "",
-    TaskStatus.CLAIMED: "",
-    TaskStatus.RUNNING: "cyan",
-    TaskStatus.COMPLETED: "green",
-    TaskStatus.FAILED: "bold red",
-    TaskStatus.CANCELLED: "yellow",
-    TaskStatus.EXPIRED: "yellow",
-    TaskStatus.INTERRUPTED: "magenta",
-}
 _NARROW: Final = 70
 """Columns below which a whole id would leave no room for the rest; commands take the end of one, too."""
 _WIDE: Final = 100  # columns from which on the queue of a task is shown too, and the task of a schedule
@@ -98,7 +89,7 @@ def task_table(
         table.add_column(column.title, width=most, no_wrap=True, overflow="ellipsis")
     table.add_column("when", justify="right", width=when_width, no_wrap=True, overflow="ellipsis")
     for row in rows:
-        status = Text(row.status, style=STATUS_STYLES[TaskStatus(row.status)])
+        status = Text(row.status, style=style_of(row.status))
         name = Text(cut_front(escaped(row.task_name), name_width))
         more = (Text(column.text(row)) for column, _ in extras)
         table.add_row(Text(escaped(row.task_id[-id_width:])), status, name, *more, Text(when(row, now_us)))
@@ -167,7 +158,7 @@ def schedule_table(rows: Sequence[ScheduleRow], now_us: int, width: int, *, is_r
             Text("" if row.next_run_at is None or word else relative(row.next_run_at, now_us)),
             Text("never" if row.last_run_at is None else relative(row.last_run_at, now_us)),
             *([] if is_narrow else [Text(f"{row.run_count:,}")]),
-            *([Text(word, style="yellow")] if any(states) else []),
+            *([Text(word, style=PAUSED_STYLE)] if any(states) else []),
             *([Text(cut_front(escaped(row.task_name), task_width))] if is_wide else []),
         )
     return table

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taskmanager.console.figures import MAX_CHARS, cause, clock, exact, relative, short, stored_error, took
+from taskmanager.console.terminal.colours import FAILED_STYLE, style_of
 from taskmanager.console.terminal.grid import GAP, NARROW_BELOW, cut_end, cut_front
 from taskmanager.console.terminal.record import result_text
 from taskmanager.console.workflow_tree import Branch, counts_of, tree_of
@@ -23,14 +24,6 @@ from taskmanager.model.wording import counted, why
 from taskmanager.model.workflows import ENDED_WORKFLOW, NodeRow, WorkflowRow
 from taskmanager.store.sqlite.workflow_views import Progress, WorkflowView
 
-STYLES: Final = {
-    "RUNNING": "cyan",
-    "COMPLETED": "green",
-    "FAILED": "bold red",
-    "PAUSED": "yellow",
-    "CANCELLED": "yellow",
-    "SKIPPED": "yellow",
-}
 MAX_LINES: Final = 500
 """Of a graph with more lines, `--json` has all nodes."""
 _FAILED_SHOWN: Final = 3  # of many alike nodes
@@ -77,11 +70,11 @@ class WorkflowPage(NamedTuple):
 
 def _head(page: WorkflowPage) -> Iterator[Text | Table]:
     row, progress = page.view.row, page.view.progress
-    line = Text.assemble((escaped(row.name), "bold"), "  ", (row.status, STYLES.get(row.status, "")))
+    line = Text.assemble((escaped(row.name), "bold"), "  ", (row.status, style_of(row.status)))
     line.append(f"  {progress.ended:,} of {counted(progress.total, 'node')}")
     code, message = stored_error(row.error)
     if code:
-        line.append(f"  {why(code, message, max_chars=MAX_CHARS)}", STYLES.get(row.status, ""))
+        line.append(f"  {why(code, message, max_chars=MAX_CHARS)}", style_of(row.status))
     yield line.append(f"\n{escaped(row.id)}")
     yield Text("")
     table = Table.grid(padding=(0, GAP, 0, 0))
@@ -214,7 +207,7 @@ def _drawn(line: _Line, tree: int, width: int, now_us: int) -> Iterator[Text]:
             rest.append(text)
     yield _one_line(drawn)
     if line.error:
-        rest.insert(0, Text(line.error, "red"))
+        rest.insert(0, Text(line.error, FAILED_STYLE))
     for text in rest:
         yield _one_line(_cut(Text.assemble((cut_front(line.below, tree), "dim"), text), width))
 
@@ -239,15 +232,13 @@ def _status(node: NodeRow, view: WorkflowView) -> str:
 def _state(line: _Line, now_us: int) -> Text:
     (node,) = line.nodes
     time = "" if node.started_at is None else took((node.completed_at or now_us) - node.started_at)
-    return Text.assemble(
-        (f"{line.status:<{_STATUS_WIDTH}}", STYLES.get(line.status, "")), f"{time:>{GAP + _TOOK_WIDTH}}"
-    )
+    return Text.assemble((f"{line.status:<{_STATUS_WIDTH}}", style_of(line.status)), f"{time:>{GAP + _TOOK_WIDTH}}")
 
 
 def _counts(nodes: Sequence[NodeRow]) -> Text:
     text = Text()
     for word, number in counts_of(nodes).items():
-        text.append(", " if text else "").append(f"{number:,} {word}", STYLES.get(word.upper(), ""))
+        text.append(", " if text else "").append(f"{number:,} {word}", style_of(word.upper()))
     return text
 
 
@@ -288,7 +279,7 @@ def workflow_table(rows: Sequence[tuple[WorkflowRow, Progress]], now_us: int, wi
         table.add_row(
             Text(cut_front(workflow_id, id_width)),
             *([] if is_narrow else [Text(cut_end(escaped(row.name), name_width))]),
-            Text(row.status, STYLES.get(row.status, "")),
+            Text(row.status, style_of(row.status)),
             Text(part),
             *([Text(error)] if has_errors else []),
             Text(_when(row, now_us)),
