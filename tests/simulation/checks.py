@@ -289,6 +289,9 @@ class Checks:
         # A memory-only task is in the file once somebody has asked for another run of its record: no safer than others.
         if old.task_name in {*UNSAFE, "memory"} or old.cancel_requested_at is not None:
             return
+        runs_on = old.status == new.status == TaskStatus.RUNNING and old.start_count == new.start_count
+        if runs_on and self._world.loss_count:  # nobody has judged it: its instance knows of a death from a lost file
+            return
         is_guilty = new.crash_count >= self._world.crash_budget
         if old.claimed_by_worker_id != process.instance_id:  # else its child has died, and nothing beside it
             mates = [
