@@ -47,8 +47,11 @@ MAX_ROWS: Final = 100
 MAX_FAILED: Final = 5
 MAX_PLANS: Final = 32
 BATCH: Final = 500
-_ORDER: Final = ("FAILED", "RUNNING", "ENQUEUED", "READY", "SKIPPED", "PENDING", "COMPLETED")
-"""What is shown of a graph that has more nodes than the table: the first of these."""
+_ORDER: Final = ("FAILED", "RUNNING", "ENQUEUED", "READY", "PENDING", "SKIPPED", "COMPLETED")
+"""What a person should know first: of a graph that has more nodes than the table, and of nodes that share a box.
+
+What has not ended comes before what was skipped, so that a box whose nodes wait does not look as if it were over.
+"""
 _AFTER: Final = re.compile(r"\d+(?=[,\]])")
 _AFTER_SHOWN: Final = 3
 
@@ -218,8 +221,7 @@ def _shown(box: Box, found: Found, now_us: int) -> Shown:
 
 def together(counts: Mapping[str, int]) -> str:
     """Return the status of many nodes as one: that which a person should know first."""
-    order = ("FAILED", "RUNNING", "ENQUEUED", "READY", "PENDING", "COMPLETED", "SKIPPED")
-    return next((status for status in order if counts.get(status)), "PENDING")
+    return next((status for status in _ORDER if counts.get(status)), "PENDING")
 
 
 def _address(about: NodeAbout) -> str | None:
