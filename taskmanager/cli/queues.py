@@ -11,6 +11,7 @@ from taskmanager.cli.options import answer, answer_json, draw, file_options, scr
 from taskmanager.console.acts import patiently
 from taskmanager.console.documents import schedule_document
 from taskmanager.console.outlook import living
+from taskmanager.console.schedules import as_known
 from taskmanager.duties.schedule import run_by_hand, set_paused
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreError
@@ -107,7 +108,7 @@ def _list(db: Path, now: int, as_json: bool) -> None:
     with read(db) as connection:
         rows, known = stored.fetch(connection), instances(connection)
     alive = {each.instance_id for each in living(known, db.absolute())}
-    rows = [row._replace(is_declared=row.owner_id in alive) for row in rows]
+    rows = as_known(rows, alive)
     if as_json:
         answer_json([schedule_document(row) for row in rows])
     elif rows:

@@ -1,5 +1,6 @@
 """Says of schedules what a list shows: when they fire, from their rows alone, and why one does not fire."""
 
+from collections.abc import Container, Iterable
 from functools import lru_cache
 from typing import Final
 
@@ -15,6 +16,11 @@ def state(row: ScheduleRow, is_running: bool) -> str:
     if row.paused_at is not None:
         return "paused"
     return "not declared" if is_running and not row.is_declared else ""
+
+
+def as_known(rows: Iterable[ScheduleRow], alive: Container[str]) -> list[ScheduleRow]:
+    """Return the schedules, each declared only if its owner is among the instances that are alive."""
+    return [row._replace(is_declared=row.owner_id in alive) for row in rows]
 
 
 def fires(row: ScheduleRow, until: int) -> tuple[int, ...]:

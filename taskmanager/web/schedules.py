@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from taskmanager.console.acts import patiently
 from taskmanager.console.outlook import living
-from taskmanager.console.schedules import MOST_FIRES, fires, state
+from taskmanager.console.schedules import MOST_FIRES, as_known, fires, state
 from taskmanager.duties.schedule import run_by_hand, set_paused
 from taskmanager.model.clock import DAY_US, HOUR_US, MINUTE_US
 from taskmanager.model.ids import new_task_id
@@ -61,7 +61,7 @@ async def show(request: Request) -> View:
 def _book(connection: sqlite3.Connection, database: Path | None, line: Line) -> Book:
     rows = stored.fetch(connection, limit=MAX_SHOWN + 1)
     alive = {each.instance_id for each in living(instances(connection), database)}
-    rows = [row._replace(is_declared=row.owner_id in alive) for row in rows]
+    rows = as_known(rows, alive)
     statuses = statuses_of(connection, [row.last_task_id for row in rows if row.last_task_id is not None])
     shown = [
         _shown(row, bool(alive), statuses.get(row.last_task_id or ""), line if place < MAX_DRAWN else None)
