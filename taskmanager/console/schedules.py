@@ -1,14 +1,18 @@
 """Says of schedules what a list shows: when they fire, from their rows alone, and why one does not fire."""
 
+import re
 from collections.abc import Container, Iterable
 from functools import lru_cache
 from typing import Final
 
+from taskmanager.model.clock import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from taskmanager.model.schedule import ScheduleRow
 from taskmanager.rules.schedule import NEVER_US, timing_of
 
 MOST_FIRES: Final = 48
 """Fires that are computed of one schedule. What fires more often is a band, on a line of a day."""
+_SECONDS: Final = re.compile(r"\b(every|jitter) ([1-9]\d{0,11}) s\b")
+_UNITS: Final = ((DAY_US, "d"), (HOUR_US, "h"), (MINUTE_US, "min"))
 
 
 def state(row: ScheduleRow, is_running: bool) -> str:
@@ -16,6 +20,16 @@ def state(row: ScheduleRow, is_running: bool) -> str:
     if row.paused_at is not None:
         return "paused"
     return "not declared" if is_running and not row.is_declared else ""
+
+
+def timing(definition: str) -> str:
+    """Return when a schedule fires, for people: `every 2 h` where the file says `every 7200 s`, and never rounded."""
+    return _SECONDS.sub(lambda found: f"{found[1]} {_in_large_units(int(found[2]))}", definition)
+
+
+def _in_large_units(seconds: int) -> str:
+    fitting = ((unit_us // SECOND_US, name) for unit_us, name in _UNITS)
+    return next((f"{seconds // unit_s} {name}" for unit_s, name in fitting if seconds % unit_s == 0), f"{seconds} s")
 
 
 def as_known(rows: Iterable[ScheduleRow], alive: Container[str]) -> list[ScheduleRow]:

@@ -6,6 +6,7 @@ from typing import Any, Final
 from markupsafe import Markup, escape
 
 from taskmanager.console import figures
+from taskmanager.console.schedules import timing
 from taskmanager.console.tones import Tone, tone_of
 from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.report import RunningTask
@@ -72,6 +73,6 @@ FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "plain": escaped, "lines": escaped_lines, "capitalize_first": capitalize_first, "exactly": exactly,
     "compact": figures.compact, "size": figures.size, "took": figures.took, "precise": figures.precise,
     "iso": figures.iso, "cut": figures.cut, "cause": figures.cause, "done_of": figures.done_of,
-    "workflow_label": figures.workflow_label,
+    "workflow_label": figures.workflow_label, "timing": timing,
 }  # fmt: skip
 """What templates call behind a `|`, by its name there."""

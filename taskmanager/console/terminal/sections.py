@@ -18,6 +18,7 @@ from taskmanager.console.figures import (
     workflow_label,
 )
 from taskmanager.console.overview import Health, InstanceView, Overview
+from taskmanager.console.schedules import timing
 from taskmanager.console.terminal.colours import FAILED_STYLE, PAUSED_STYLE, RUNNING_STYLE, STYLES, style_of
 from taskmanager.console.terminal.grid import NOT_KNOWN, NOTHING, Cell, Grid, Row, Section
 from taskmanager.model.clock import SECOND_US
@@ -145,7 +146,7 @@ def _timing(each: NextRun, is_anybody_there: bool) -> Cell:
     if each.is_paused:
         return Cell("paused", PAUSED_STYLE)
     is_lost = is_anybody_there and not each.is_declared
-    return Cell("defined by nobody", PAUSED_STYLE) if is_lost else Cell(each.definition, "dim")
+    return Cell("not declared", style_of("not declared")) if is_lost else Cell(timing(each.definition), "dim")
 
 
 def failures(overview: Overview, grid: Grid) -> Section:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from taskmanager.console.figures import MAX_CHARS, ROOM_FOR_ALL, cause_of, relative, short, workflow_label
 from taskmanager.console.overview import Finding
-from taskmanager.console.schedules import state
+from taskmanager.console.schedules import state, timing
 from taskmanager.console.terminal.colours import PAUSED_STYLE, style_of
 from taskmanager.console.terminal.grid import GAP, cut_end, cut_front
 from taskmanager.model.clock import LAST_US
@@ -132,7 +132,7 @@ def schedule_table(rows: Sequence[ScheduleRow], now_us: int, width: int, *, is_r
     """Draw schedules (one at least) in `width` columns; no line wraps. `is_running`: the application runs somewhere."""
     is_narrow, is_wide = width < _NARROW_SCHEDULES, width >= _WIDE
     states = [state(row, is_running) for row in rows]
-    timing_width = min(_MOST_TIMING, max(cell_len(escaped(row.definition)) for row in rows))
+    timing_width = min(_MOST_TIMING, max(cell_len(escaped(timing(row.definition))) for row in rows))
     runs_width = max(4, *(len(f"{row.run_count:,}") for row in rows))
     rule = [] if is_narrow else [timing_width, runs_width]
     fixed = [*rule, _WHEN_WIDTH, _WHEN_WIDTH, *([_STATE_WIDTH] if any(states) else [])]
@@ -154,7 +154,7 @@ def schedule_table(rows: Sequence[ScheduleRow], now_us: int, width: int, *, is_r
     for row, word in zip(rows, states, strict=True):
         table.add_row(
             Text(cut_front(escaped(row.schedule_name), name_width)),
-            *([] if is_narrow else [Text(cut_end(escaped(row.definition), timing_width))]),
+            *([] if is_narrow else [Text(cut_end(escaped(timing(row.definition)), timing_width))]),
             Text("" if row.next_run_at is None or word else relative(row.next_run_at, now_us)),
             Text("never" if row.last_run_at is None else relative(row.last_run_at, now_us)),
             *([] if is_narrow else [Text(f"{row.run_count:,}")]),

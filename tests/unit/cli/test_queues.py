@@ -79,7 +79,7 @@ def test_schedules_are_listed_and_nothing_is_changed(database: Path) -> None:
         lines = ran.out.splitlines()
         assert max(map(len, lines)) <= columns
         assert lines[0].split()[:5] == ["schedule", "fires", "next", "last", "runs"]
-        assert "every 3600 s" in lines[1]
+        assert "every 1 h" in lines[1]
         assert f"{FAR} Europe/Berlin" in lines[2]
         assert lines[-1] == "no instance is running; schedules fire only while the application runs"
         assert ("app.jobs:report" in ran.out) == (columns > 80)
