@@ -10,7 +10,7 @@ from typing import Any
 from taskmanager.codec.safe import dumps_safe, loads_flat
 from taskmanager.codec.values import INT64_MAX
 from taskmanager.model.errors import ArgumentError
-from taskmanager.model.report import InstanceReport, LaneReport, QueueReport, RunningTask
+from taskmanager.model.report import InstanceReport, LaneReport, QueueReport, RunningTask, Suspect
 
 
 def dumps_report(report: InstanceReport) -> str:
@@ -38,6 +38,7 @@ def dumps_report(report: InstanceReport) -> str:
         "degraded_since": report.degraded_since,
         "failing_duties": report.failing_duties,
         "tasks": [_task_document(each) for each in report.tasks],
+        **({} if report.suspect is None else {"suspect": _suspect_document(report.suspect)}),
     }
     return dumps_safe(document)
 
@@ -61,6 +62,10 @@ def _task_document(task: RunningTask) -> dict[str, Any]:
         "is_persisted": task.is_persisted,
         "progress": {"done": task.done, "total": task.total, "text": task.text} if has_progress else None,
     }
+
+
+def _suspect_document(suspect: Suspect) -> dict[str, Any]:
+    return {**_task_document(suspect.task), "held_count": suspect.held_count}
 
 
 def loads_report(text: str | None, instance_id: str, started_at: int = 0, taken_at: int = 0) -> InstanceReport:
@@ -97,6 +102,7 @@ def loads_report(text: str | None, instance_id: str, started_at: int = 0, taken_
         tasks=tuple(
             task for each in (tasks if isinstance(tasks, list) else ()) for task in _task(_mapping(each), instance_id)
         ),
+        suspect=_suspect(_mapping(top.get("suspect")), instance_id),
         task_names=frozenset(map(str, names)) if isinstance(names, list) else None,
         run_queues=frozenset(map(str, run_queues)) if isinstance(run_queues, list) else None,
     )
@@ -139,6 +145,10 @@ def _task(found: Mapping[str, Any], instance_id: str) -> tuple[RunningTask, ...]
         text=text if isinstance(text, str) else "",
     )
     return (task,)
+
+
+def _suspect(found: Mapping[str, Any], instance_id: str) -> Suspect | None:
+    return next((Suspect(task, _count(found.get("held_count"))) for task in _task(found, instance_id)), None)
 
 
 def _mapping(found: object) -> Mapping[str, Any]:

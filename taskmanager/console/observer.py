@@ -261,6 +261,9 @@ def _as_in_file(report: InstanceReport, found: Statistics) -> InstanceReport:
     names = [*report.queues, *(name for name in held if name not in report.queues and not report.unlisted_queue_count)]
     queues = {name: _queue_in_file(report.queues.get(name, QueueReport()), held.get(name)) for name in names}
     runs = {(each.task_id, each.attempt): each for each in found.started if each.owner == report.instance_id}
+    suspect = report.suspect
+    if suspect is not None and suspect.task.is_persisted and (suspect.task.task_id, suspect.task.attempt) not in runs:
+        suspect = None  # it has ended since
     told = [task for task in report.tasks if not task.is_persisted or (task.task_id, task.attempt) in runs]
     for task in told:
         runs.pop((task.task_id, task.attempt), None)
@@ -271,6 +274,7 @@ def _as_in_file(report: InstanceReport, found: Statistics) -> InstanceReport:
         waiting_count=unlisted + sum(each.waiting_count for each in queues.values()),
         queues=queues,
         unlisted_waiting_count=unlisted,
+        suspect=suspect,
         tasks=(*told, *(RunningTask(*run, is_persisted=True) for run in runs.values()))[:MAX_SHOWN_TASKS],
     )
 

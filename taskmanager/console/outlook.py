@@ -12,6 +12,7 @@ from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow, UnreadableRow
+from taskmanager.model.report import Suspect
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.steps import StepRow
 from taskmanager.model.workflows import HELD, WorkflowRow
@@ -23,7 +24,10 @@ _SHORT_ID: Final = 8
 
 
 class Surroundings(NamedTuple):
-    """What the outlook of a task needs beside its row. `owner` is the instance that has the task."""
+    """What the outlook of a task needs beside its row.
+
+    `owner` is the instance that has the task, and `suspect` is what runs alone there.
+    """
 
     now_us: int
     owner: InstanceRow | None = None
@@ -33,6 +37,7 @@ class Surroundings(NamedTuple):
     is_function_known: bool = True
     is_queue_paused: bool = False
     workflow_id: str | None = None
+    suspect: Suspect | None = None
 
 
 def living(known: Iterable[InstanceRow], database: Path | None) -> list[InstanceRow]:
@@ -56,15 +61,17 @@ def surroundings(
     owner_id = row.claimed_by_worker_id
     alive = [said_by(each) for each in living(known, database)]
     runners = [each.task_names for each in alive if each.runs(row.queue_name)]
+    owner = next((each for each in known if each.instance_id == owner_id), None)
     return Surroundings(
         now_us=now_us,
-        owner=next((each for each in known if each.instance_id == owner_id), None),
+        owner=owner,
         is_owner_dead=database is not None and owner_id is not None and is_dead(database, owner_id),
         living_count=len(alive),
         is_queue_run=bool(runners),
         is_function_known=any(names is None or row.task_name in names for names in runners),
         is_queue_paused=is_paused,
         workflow_id=None if workflow is None else workflow.workflow_id,
+        suspect=None if owner is None else said_by(owner).suspect,
     )
 
 
@@ -160,6 +167,10 @@ def _waiting(row: TaskRow, around: Surroundings, steps: Sequence[StepRow]) -> Ou
         what = f"retry {row.retry_count} of {row.max_retries} is due" if is_retry else "it is due"
         return Outlook(f"{what}{paused}", row.enqueued_at)
     if row.claimed_by_worker_id is not None:
+        if around.suspect is not None and _waits_beside(row, around.suspect):
+            task = around.suspect.task
+            what = f"until task {escaped(task.task_name)} ({escaped(task.task_id[-_SHORT_ID:])}) has ended"
+            return Outlook(f"it waits {what}, which runs alone because its process died before{paused}")
         return Outlook(f"it waits for a slot {_place(around.owner)}{paused}")
     if not around.living_count:
         return Outlook(f"it starts when the application does{paused}")
@@ -168,6 +179,12 @@ def _waiting(row: TaskRow, around: Surroundings, steps: Sequence[StepRow]) -> Ou
     if not around.is_function_known:
         return Outlook(f"it waits for a release that has its function: no running instance knows it{paused}")
     return Outlook(f"it starts when an instance that knows the function has room{paused}")
+
+
+def _waits_beside(row: TaskRow, suspect: Suspect) -> bool:
+    """Return whether the task may not start while the suspect runs."""
+    is_held = row.crash_count > 0 or not orphan_of(row).requeue_on_interrupt
+    return is_held and row.task_id != suspect.task.task_id
 
 
 def _place(owner: InstanceRow | None) -> str:

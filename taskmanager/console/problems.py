@@ -8,6 +8,7 @@ from urllib.parse import quote, urlencode
 from taskmanager.console.figures import kind, short, size, workflow_label
 from taskmanager.console.overview import Health, InstanceView, Mend, Overview, Problem
 from taskmanager.model.clock import SECOND_US
+from taskmanager.model.report import MAX_HELD
 from taskmanager.model.wording import counted
 from taskmanager.store.statistics import OWNED_CAP
 
@@ -15,6 +16,8 @@ LOG_WARNING_BYTES: Final = 256 * 1024 * 1024
 DISK_WARNING_BYTES: Final = 100 * 1000 * 1000
 FAILING_SHARE: Final = 0.5
 FAILING_LEAST: Final = 10
+ALONE_US: Final = 10 * SECOND_US
+"""A task that runs alone is worth a word when it has run for so long; most have ended by then."""
 NO_TASKS: Final[Mapping[str, int]] = {}
 
 
@@ -29,7 +32,8 @@ def problems_of(
     `owned` counts the unfinished tasks of each owner. `unknown` counts the tasks that wait for each function that no
     living instance knows, `unrun` those in each queue that no living instance runs.
     """
-    return (*_at_risk(overview, owned), *_standing_still(overview, unknown, unrun), *_to_come(overview))
+    standing_still = (*_held_up(overview), *_standing_still(overview, unknown, unrun))
+    return (*_at_risk(overview, owned), *standing_still, *_to_come(overview))
 
 
 def _error(text: str, advice: str, *mends: Mend) -> Problem:
@@ -89,6 +93,22 @@ def _at_risk(overview: Overview, owned: Mapping[str, int]) -> Iterator[Problem]:
 
 def _silent(view: InstanceView) -> str:
     return short(round(view.silent_s * SECOND_US))
+
+
+def _held_up(overview: Overview) -> Iterator[Problem]:
+    """Tell of tasks that run alone because of a crash, and hold up others."""
+    for each in overview.with_health(Health.ALIVE):
+        suspect = each.report.suspect
+        if suspect is None or not suspect.held_count or overview.taken_at - suspect.task.started_at <= ALONE_US:
+            continue
+        task, part = suspect.task, shell_word(suspect.task.task_id[-8:])
+        waiting = _tasks(suspect.held_count, "wait", is_capped=suspect.held_count >= MAX_HELD)
+        advice = f"taskmanager show {part}; if it does not end: taskmanager cancel {part}"
+        if not task.is_persisted:
+            advice = "it is in memory only: if it does not end, only its application can cancel it"
+        mends = (Mend("Show it", f"tasks/{quote(task.task_id, safe='')}"),)
+        text = f"{waiting} for {task.task_name} ({task.task_id[-8:]}), which runs alone after a crash"
+        yield _warning(text, advice, *mends)
 
 
 def _standing_still(overview: Overview, unknown: Mapping[str, int], unrun: Mapping[str, int]) -> Iterator[Problem]:

@@ -24,11 +24,13 @@ from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.report import (
+    MAX_HELD,
     InstanceReport,
     LaneReport,
     MemoryReport,
     QueueReport,
     RunningTask,
+    Suspect,
     TaskInMemory,
     WorkerState,
 )
@@ -137,9 +139,8 @@ def report_of(
     inbox.look()
     clock, running = engine.clock, runner.running.values()
     queues, unlisted = _fullest(dispatcher.queues, max_queues)
-    now, oldest_s = clock.now_us(), writer.oldest_unsaved_s()
+    now, oldest_s, oldest = clock.now_us(), writer.oldest_unsaved_s(), _oldest_waiting(engine)
     memory_only = Counter(each.live.queue_name for each in running if not each.live.is_persisted)
-    oldest = _oldest_waiting(engine)
     return InstanceReport(
         instance_id=engine.identity.instance_id,
         started_at=engine.identity.started_at,
@@ -161,6 +162,7 @@ def report_of(
         unlisted_queue_count=len(unlisted),
         unlisted_waiting_count=sum(each.waiting for each in unlisted),
         tasks=_tasks(running, max_tasks, engine.identity.instance_id),
+        suspect=_suspect(engine) if max_tasks else None,
         task_names=frozenset(engine.definitions) if len(engine.definitions) <= MAX_SHOWN_NAMES else None,
         run_queues=engine.settings.run_queues,
         tally=dict(engine.settlement.tally),
@@ -214,6 +216,25 @@ def _tasks(running: Collection[Attempt], most: int, instance_id: str) -> tuple[R
         return ()
     shown = sorted(running, key=lambda each: (each.live.progress_text is None, each.started_at))
     return tuple(_task(each, instance_id) for each in shown[:most])
+
+
+def _suspect(engine: Engine) -> Suspect | None:
+    """Return the task that runs alone, and how many ready tasks may not start beside it."""
+    dispatcher, runner = engine.dispatcher, engine.runner
+    suspect = dispatcher.suspect
+    attempt = None if suspect is None else runner.running.get(suspect.task_id)
+    if attempt is None:
+        return None
+    held = (
+        live.task_id
+        for queue in dispatcher.queues.values()
+        if queue.is_open
+        for key, source in queue.sources.items()
+        if key.needs_store or key.is_suspect
+        for live in source
+        if live.phase is READY
+    )
+    return Suspect(_task(attempt, engine.identity.instance_id), len(set(islice(held, MAX_HELD))))
 
 
 def _task(attempt: Attempt, instance_id: str) -> RunningTask:

@@ -19,6 +19,8 @@ UNSAVED_SHOWN_US: Final = 2 * SECOND_US
 MAX_REASON_CHARS: Final = 200
 """Of the reason why a duty fails that other processes see."""
 _ROUNDED_US: Final = 100_000
+MAX_HELD: Final = 1_000
+"""Tasks that wait for a suspect to end are counted up to here."""
 
 
 class LaneReport(NamedTuple):
@@ -71,6 +73,16 @@ class RunningTask(NamedTuple):
         return round(elapsed_us * (1 - fraction) / fraction)
 
 
+class Suspect(NamedTuple):
+    """A task that runs alone because its process died when it ran before, and how many tasks wait until it ends.
+
+    These may not start beside it. At most `MAX_HELD` are counted.
+    """
+
+    task: RunningTask
+    held_count: int
+
+
 class TaskInMemory(NamedTuple):
     """One task in memory: its status here, its status in the store (None without a row), and when it was sent."""
 
@@ -93,8 +105,8 @@ class InstanceReport:
     `queues` may be the fullest only; of the others there are `unlisted_queue_count`, in which `unlisted_waiting_count`
     tasks wait. `tasks` are some of those that run: those that report progress, and the oldest. `task_names` are the
     functions that it knows, None where it does not say, and `run_queues` the queues that it runs, None for all of them.
-    `abandoned_count` are threads and coroutines that outlived
-    their time limit. `unwritten_count` are memory-only tasks that have ended and are not in the file yet. `tally`
+    `suspect` is the task that runs alone, if one does. `abandoned_count` are threads and coroutines that outlived their
+    time limit. `unwritten_count` are memory-only tasks that have ended and are not in the file yet. `tally`
     counts how the tasks of this start have ended. `memory` is None unless somebody has asked for every task.
     """
 
@@ -118,6 +130,7 @@ class InstanceReport:
     unlisted_queue_count: int = 0
     unlisted_waiting_count: int = 0
     tasks: tuple[RunningTask, ...] = ()
+    suspect: Suspect | None = None
     task_names: frozenset[str] | None = None
     run_queues: frozenset[str] | None = None
     tally: Mapping[str, int] = field(default_factory=dict)

@@ -397,6 +397,19 @@ async def test_a_file_that_is_watched_is_closed_as_if_nobody_did(tmp_path: Path)
     assert names_in(tmp_path) == ["tasks.db"]
 
 
+async def test_suspect_that_has_ended_in_the_file_is_none(tmp_path: Path) -> None:
+    """An instance says what runs alone up to a second late. One of memory only is in no file, and is believed."""
+    path, clock = await make_file(tmp_path / "tasks.db"), SetClock()
+    facts = {"task_id": "a", "task_name": "n", "attempt": 2, "started_at": clock.wall, "held_count": 3}
+    lock = InstanceLock(path, "i1")
+    lock.take()
+    for is_persisted in (True, False):
+        register(path, clock, {"suspect": {**facts, "is_persisted": is_persisted}})
+        (view,) = seen(path).instances
+        assert (view.report.suspect is None) == is_persisted
+    lock.drop()
+
+
 async def test_running_tasks_are_drawn_anew_every_second(tmp_path: Path) -> None:
     """Its elapsed time moves although nobody writes."""
     path, clock = await make_file(tmp_path / "tasks.db"), SetClock()

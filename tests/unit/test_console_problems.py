@@ -8,9 +8,11 @@ import pytest
 from taskmanager.console.overview import Health, Mend, Overview, StorageView
 from taskmanager.console.problems import problems_of
 from taskmanager.model.clock import HOUR_US
+from taskmanager.model.report import MAX_HELD, Suspect
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.statistics import Pace, TaskFailures
 from tests.unit.console_overviews import BUSY, EMPTY, NOW, SECOND, instance, queue
+from tests.unit.console_overviews import task as running_task
 
 ROOM: Final = 77
 """Columns beside the mark, on the narrowest terminal that everybody has."""
@@ -51,6 +53,11 @@ KINDS: Final[list[tuple[dict[str, Any], dict[str, int], str]]] = [
         {"instances": (instance("web", 812, abandoned_count=2),)},
         {},
         "2 tasks of web (pid 812) still execute after their time limit",
+    ),
+    (
+        {"instances": (instance("web", 812, suspect=Suspect(running_task("app:import", 12), 12)),)},
+        {},
+        "12 tasks wait for app:import (mport-12), which runs alone after a crash",
     ),
     ({"counts": WAITING}, {}, "3 tasks wait, and no instance is running"),
     ({"hour": Pace(NOW - HOUR_US, 40, 30)}, {}, "30 of 40 attempts of the last hour failed"),
@@ -108,6 +115,32 @@ def test_paused_queue_is_resumed_where_the_dashboard_shows_it() -> None:
     paused = replace(EMPTY, queues=(queue("mail", 0, 600, is_paused=True),))
     (problem,) = problems_of(paused, {})
     assert problem.mends == (Mend("Resume", "queues/resume", {"queue": "mail"}),)
+
+
+@pytest.mark.parametrize(
+    ("health", "age_s", "held_count"),
+    [(Health.ALIVE, 10, 3), (Health.ALIVE, 60, 0), (Health.DEAD, 60, 3), (Health.FROZEN, 60, 3)],
+    ids=["it has just begun", "nothing waits", "dead", "frozen"],
+)
+def test_task_that_runs_alone_is_no_problem_by_itself(health: Health, age_s: int, held_count: int) -> None:
+    """After a crash that is the ordinary case, and what is not alive tells nothing of now."""
+    suspect = Suspect(running_task("app:import", age_s), held_count)
+    told = problems_of(replace(EMPTY, instances=(instance("web", 812, health, suspect=suspect),)), {})
+    assert not [each for each in told if "runs alone" in each.text]
+
+
+def test_task_that_runs_alone_is_shown_with_what_ends_it() -> None:
+    """By its id, as a shell and an address take it. What is in memory only can be cancelled from nowhere else."""
+    alone = running_task("app:import", 60)._replace(task_id="a/b; rm *")
+    overview = replace(EMPTY, instances=(instance("web", 812, suspect=Suspect(alone, MAX_HELD)),))
+    (problem,) = problems_of(overview, {})
+    assert problem.text.startswith("1,000+ tasks wait")
+    assert problem.advice == "taskmanager show '/b; rm *'; if it does not end: taskmanager cancel '/b; rm *'"
+    assert problem.mends == (Mend("Show it", "tasks/a%2Fb%3B%20rm%20%2A"),)
+    light = Suspect(alone._replace(is_persisted=False), 1)
+    (problem,) = problems_of(replace(EMPTY, instances=(instance("web", 812, suspect=light),)), {})
+    assert "taskmanager cancel" not in problem.advice
+    assert len(problem.advice) <= ROOM
 
 
 def test_tasks_that_nobody_knows_are_shown_by_the_filter_of_their_name() -> None:

@@ -16,6 +16,7 @@ from taskmanager.model.clock import to_us
 from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.ids import failure_task_id
 from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow
+from taskmanager.model.report import RunningTask, Suspect
 from taskmanager.model.wording import why
 from taskmanager.store.protocol import InstanceRow
 from tests.unit.screens import assert_screen, drawn
@@ -23,6 +24,8 @@ from tests.unit.screens import assert_screen, drawn
 SECOND: Final = 1_000_000
 NOW: Final = to_us(datetime(2026, 3, 14, 9, 30, tzinfo=UTC))
 OWNER: Final = InstanceRow("i1", "web", "host-1", 4711, "MainProcess", None, NOW - 90 * SECOND, None, None, NOW)
+ALONE: Final = Suspect(RunningTask("id-of-import", "app:import", "default", "i1", 2, NOW, is_persisted=True), 3)
+SAFE: Final = '{"requeue_on_interrupt":true}'
 TRACEBACK: Final = """Traceback (most recent call last):
   File "app/jobs.py", line 21, in send_mail
     server.send(message)
@@ -260,6 +263,18 @@ def test_a_diagnosis_says_what_to_do_below_what_is_not_well() -> None:
         (task(1, good_until=NOW - 1), Surroundings(NOW), "it expires", NOW - 1),
         (task(1, enqueued_at=NOW + 60, good_until=NOW + 30), Surroundings(NOW), "it expires", NOW + 30),
         (task(1, claimed_by_worker_id="i1"), Surroundings(NOW, OWNER), "waits for a slot in process 4711", None),
+        (
+            task(1, claimed_by_worker_id="i1"), Surroundings(NOW, OWNER, suspect=ALONE),
+            "until task app:import (f-import) has ended, which runs alone because its process died before", None,
+        ),
+        (
+            task(1, claimed_by_worker_id="i1", task_options=SAFE, crash_count=1),
+            Surroundings(NOW, OWNER, suspect=ALONE), "until task app:import (f-import) has ended", None,
+        ),
+        (
+            task(1, claimed_by_worker_id="i1", task_options=SAFE), Surroundings(NOW, OWNER, suspect=ALONE),
+            "waits for a slot in process 4711", None,
+        ),
         (task(1, cancel_requested_at=NOW, claimed_by_worker_id="i1"), Surroundings(NOW, OWNER), "a cancel was", None),
         (running(1), Surroundings(NOW, OWNER), "it runs in process 4711 on host-1", None),
         (running(1, task_options='{"timeout_s":80}'), Surroundings(NOW, OWNER), "times out", NOW + 5 * SECOND),
