@@ -82,6 +82,11 @@ class Figures(NamedTuple):
         return self.completed + self.failed + self.cancelled + self.expired + self.interrupted
 
     @property
+    def attempt_count(self) -> int:
+        """Return how many attempts have ended, without cancelled and expired tasks, which may never have run."""
+        return self.completed + self.failed + self.interrupted + self.retried
+
+    @property
     def failure_count(self) -> int:
         """Return how many attempts failed or were lost, whether the task was tried again or not."""
         return self.failed + self.retried
@@ -173,7 +178,7 @@ class Statistics:
     `held`: the same by queue, None where they are more than `HELD_CAP`, with the tasks that wait because their workflow
     is paused. `started`: at most `MAX_STARTED`. `workflows`: the paused ones first, then the newest, of all that are in
     no other one; there are `workflow_count`, at most `OWNED_CAP`. `workflow_of`: that of each started task of one.
-    `figures`: those of the last hour.
+    `figures`: those of the last 60 minutes, of which the last one goes on.
     """
 
     taken_at: int

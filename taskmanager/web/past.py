@@ -129,11 +129,10 @@ def _failures(rows: Sequence[Row], total: Row, each_span: str) -> Plot:
 
     kinds, names = ("warn", "bad"), ("to be retried", "for good")
     found = total.figures
-    attempts = found.ended_count + found.retried
     keys = _keys(kinds, names, [compact(each) for each in parts(total)])
     chart = bars([parts(each) for each in rows], kinds)
     tips = tuple(_tip(each, names, [f"{number:,}" for number in parts(each)]) for each in rows)
-    heading = f"Failures per {each_span}, {share(found.failure_count, attempts)} of all attempts"
+    heading = f"Failures per {each_span}, {share(found.failure_count, found.attempt_count)} of all attempts"
     return Plot("failures", heading, keys, chart, _counts(chart), tips, "Nothing has failed.")
 
 

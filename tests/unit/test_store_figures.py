@@ -12,6 +12,8 @@ from taskmanager.store.noted import COUNTS
 from taskmanager.store.sqlite.counting import FigureKey, add
 from taskmanager.store.sqlite.figures import by_queue, series, total
 from taskmanager.store.sqlite.schema import migrate
+from taskmanager.store.sqlite.statistics import statistics
+from taskmanager.web.past import HOUR, total_of
 
 NOW = 1_796_000_400_000_000
 NOW -= NOW % HOUR_US
@@ -85,6 +87,19 @@ def test_queues_come_first_in_which_most_tasks_have_ended(connection: sqlite3.Co
     assert found[1][1].ran[4] == 1
     assert found[0][1].waited[2] == 5
     assert [name for name, _ in by_queue(connection, Span.MINUTE, NOW, NOW + HOUR_US, 2)] == ["b", "a"]
+
+
+def test_hour_of_the_screens_is_that_of_the_charts(connection: sqlite3.Connection) -> None:
+    """The same 60 minutes, of which the last goes on: `status` and the dashboard say the same percentiles."""
+    for minute in (-61, -60, -59, -1, 0):
+        put(connection, minute, "a", started=1, waited_3=1)
+    for now in (NOW, NOW + 30_000_000, NOW + MINUTE_US - 1):
+        starts = HOUR.starts(now)
+        shown = total_of(series(connection, HOUR.span, starts[0], starts[-1] + HOUR.span.us))
+        found = statistics(connection, now).figures
+        assert found is not None
+        assert found[1:] == shown[1:]
+        assert found.started == 3
 
 
 def test_total_is_the_sum_of_the_series(connection: sqlite3.Connection) -> None:

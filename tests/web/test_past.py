@@ -50,6 +50,12 @@ def test_keys_say_what_it_comes_to_in_all() -> None:
     assert {each.value for each in ran.keys} == {"–"}
 
 
+def test_share_of_failures_is_that_of_attempts() -> None:
+    """Tasks that were cancelled while they waited, or have expired, do not make the failures look few."""
+    found = figures(NOW, 7, 2, 1)._replace(cancelled=500, expired=500)
+    assert past_of(HOUR, NOW, [found]).plots[1].heading == "Failures per minute, 30% of all attempts"
+
+
 def test_tip_names_what_there_is_and_nothing_else() -> None:
     """An hour without failures needs no zero."""
     past = past_of(HOUR, NOW, [figures(NOW, 1_200)])

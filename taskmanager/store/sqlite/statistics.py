@@ -78,7 +78,7 @@ def statistics(connection: sqlite3.Connection, now: int) -> Statistics:
         workflow_count=workflow_count,
         workflow_of=workflows_of(connection, [each.task_id for each in started]) if workflows else {},
         last_activity_at=_last_activity(connection),
-        figures=total(connection, Span.MINUTE, now - HOUR_US, now + MINUTE_US),
+        figures=total(connection, Span.MINUTE, now - HOUR_US + MINUTE_US, now + MINUTE_US),
         size=_size(connection),
     )
 
