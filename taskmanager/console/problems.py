@@ -103,7 +103,7 @@ def _held_up(overview: Overview) -> Iterator[Problem]:
             continue
         task, part = suspect.task, shell_word(suspect.task.task_id[-8:])
         waiting = _tasks(suspect.held_count, "wait", is_capped=suspect.held_count >= MAX_HELD)
-        advice = f"taskmanager show {part}; if it does not end: taskmanager cancel {part}"
+        advice = f"look: taskmanager show {part}; to end it: taskmanager cancel {part}"
         if not task.is_persisted:
             advice = "it is in memory only: if it does not end, only its application can cancel it"
         mends = (Mend("Show it", f"tasks/{quote(task.task_id, safe='')}"),)

@@ -135,7 +135,7 @@ def test_task_that_runs_alone_is_shown_with_what_ends_it() -> None:
     overview = replace(EMPTY, instances=(instance("web", 812, suspect=Suspect(alone, MAX_HELD)),))
     (problem,) = problems_of(overview, {})
     assert problem.text.startswith("1,000+ tasks wait")
-    assert problem.advice == "taskmanager show '/b; rm *'; if it does not end: taskmanager cancel '/b; rm *'"
+    assert problem.advice == "look: taskmanager show '/b; rm *'; to end it: taskmanager cancel '/b; rm *'"
     assert problem.mends == (Mend("Show it", "tasks/a%2Fb%3B%20rm%20%2A"),)
     light = Suspect(alone._replace(is_persisted=False), 1)
     (problem,) = problems_of(replace(EMPTY, instances=(instance("web", 812, suspect=light),)), {})
