@@ -59,8 +59,8 @@ def commands(text: str) -> Markup:
 
 
 def capitalize_first(text: str) -> str:
-    """Return a sentence of one."""
-    return text[:1].upper() + text[1:]
+    """Return a sentence of one. A command stays as it is typed."""
+    return text if text.startswith("taskmanager ") else text[:1].upper() + text[1:]
 
 
 def sign(name: str) -> str:

@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from taskmanager.model.clock import SystemClock
 from taskmanager.web.app import file_site, pages_of
+from taskmanager.web.markup import capitalize_first
 from taskmanager.web.mounting import inner_scope, place_of
 from taskmanager.web.overview import values_of
 from taskmanager.web.past import HOUR, STRETCHES, past_of
@@ -51,3 +52,9 @@ async def test_drawing_gives_others_their_turn(tmp_path: Path) -> None:
     running.cancel()
     assert "</html>" in sheet.html
     assert turns >= clock.seen_s / SLICE_S / 2 > 10
+
+
+def test_sentence_that_begins_with_a_command_keeps_it_as_it_is_typed() -> None:
+    """Somebody copies it into a shell."""
+    assert capitalize_first("taskmanager watch shows the newest") == "taskmanager watch shows the newest"
+    assert capitalize_first("start your application") == "Start your application"
