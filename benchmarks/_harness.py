@@ -17,6 +17,7 @@ import math
 import os
 import platform
 import shutil
+import socket
 import sqlite3
 import statistics
 import subprocess
@@ -32,6 +33,7 @@ BOUND: Final = 100
 """Tasks at a time: the default concurrency of a manager, and the semaphore of the bounded TaskGroup."""
 ROUNDS: Final = 7
 ROUNDS_QUICK: Final = 3
+SERVER_START_S: Final = 60.0
 HERE: Final = Path(__file__).resolve().parent.parent
 _PLAIN_WIDTH: Final = 190
 
@@ -220,6 +222,26 @@ def finish_part(process: "subprocess.Popen[str]") -> dict[str, Any]:
         raise SystemExit(f"a part of the benchmark ended with {process.returncode}")
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def wait_until_it_listens(port: int) -> None:
+    """A server imports and starts meanwhile."""
+    end = time.monotonic() + SERVER_START_S
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if time.monotonic() > end:
+            raise SystemExit("the server did not start")
+        time.sleep(0.05)
 
 
 def environment(checkout: Path | None = None) -> dict[str, str]:

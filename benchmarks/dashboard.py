@@ -6,7 +6,6 @@ loads modules and compiles templates.
 """
 
 import asyncio
-import socket
 import statistics
 import subprocess
 import sys
@@ -18,14 +17,13 @@ from typing import Final
 from urllib.parse import quote
 from urllib.request import urlopen
 
-from _harness import Figures, Line, Options, database, percentile, run, start_part
+from _harness import Figures, Line, Options, database, free_port, percentile, run, start_part, wait_until_it_listens
 from dashboard_file import MANY, dashboard_file
 
 from taskmanager import TaskManager
 
 LOOKS: Final = 8
 APART_S: Final = 1.1
-START_S: Final = 60.0
 PAGES: Final = {
     "overview": "",
     "tasks": "tasks",
@@ -68,28 +66,15 @@ def load_part(options: Options) -> Figures:
 @contextmanager
 def served(path: Path) -> Iterator[str]:
     """Serve the file, and return the address."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "taskmanager", "web", "--db", str(path), "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        _wait_for(port)
+        wait_until_it_listens(port)
         yield f"http://127.0.0.1:{port}/"
     finally:
         server.terminate()
         server.wait()
-
-
-def _wait_for(port: int) -> None:
-    end = time.monotonic() + START_S
-    while True:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        if time.monotonic() > end:
-            raise SystemExit("the server did not start")
-        time.sleep(0.02)
 
 
 def look_ms(address: str) -> float:

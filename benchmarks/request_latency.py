@@ -13,7 +13,6 @@ One kind has the dashboard mounted, and ten viewers of its pages beside the load
 import asyncio
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +21,18 @@ from functools import partial
 from typing import Any
 
 import uvicorn
-from _harness import Figures, Line, Options, database, finish_part, percentile, run, start_part
+from _harness import (
+    Figures,
+    Line,
+    Options,
+    database,
+    finish_part,
+    free_port,
+    percentile,
+    run,
+    start_part,
+    wait_until_it_listens,
+)
 from fastapi import FastAPI
 
 from taskmanager import TaskManager
@@ -32,7 +42,6 @@ TASKS_PER_S = 500
 REQUESTS_PER_S = 200
 CONNECTIONS = 10
 WARM_UP_S = 1.0
-START_S = 60.0
 
 NOTHING = "no manager"
 SYNCING = "no manager, 500 syncs/s"
@@ -201,23 +210,9 @@ async def load(port: int, duration_s: float, viewed: bool) -> dict[str, Any]:
 # One run.
 
 
-def wait_until_it_listens(port: int) -> None:
-    """The server imports and starts meanwhile."""
-    end = time.monotonic() + START_S
-    while True:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        if time.monotonic() > end:
-            raise SystemExit("the server did not start")
-        time.sleep(0.05)
-
-
 def measure(options: Options, kind: str) -> Figures:
     """Serve, load, stop."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     with database(options) as path:
         server = start_part(__file__, options, "server", json.dumps([kind, port, str(path)]))
         try:
