@@ -11,6 +11,7 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.store.sqlite.figures import series
 from taskmanager.store.sqlite.scanning import COUNT_CAP
 from taskmanager.store.statistics import TaskFailures, TaskPace
+from taskmanager.web.markup import capitalize_first
 from taskmanager.web.past import HOUR, STRETCHES, Past, Stretch, past_of
 from taskmanager.web.render import View
 from taskmanager.web.site import site_of
@@ -73,10 +74,7 @@ def values_of(overview: Overview) -> Mapping[str, object]:
 def sentences_of(overview: Overview) -> list[str]:
     """Return the texts of the problems as sentences. The name of an instance at the beginning stays as it is."""
     names = tuple(f"{each.name} " for each in overview.instances)
-    return [
-        each.text if each.text.startswith(names) else f"{each.text[:1].upper()}{each.text[1:]}"
-        for each in overview.problems
-    ]
+    return [each.text if each.text.startswith(names) else capitalize_first(each.text) for each in overview.problems]
 
 
 def tiles_of(overview: Overview) -> tuple[Tile, ...]:

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from taskmanager.console import figures
-from taskmanager.model.clock import Clock, SystemClock
+from taskmanager.model.clock import Clock
 from taskmanager.model.errors import TaskManagerError
 from taskmanager.model.escaping import escaped
 from taskmanager.web.assets import address_of
@@ -121,7 +121,7 @@ def _values(request: Request, view: View) -> dict[str, Any]:
         "form_token": _TOKEN_HERE,
         "up": up,
         "query": request.url.query,
-        "now": SystemClock().now_us(),
+        "now": site.source.clock.now_us(),
         "is_live": request.method in ("GET", "HEAD") and view.status_code in (200, 503),
     }
     return common | dict(view.values)

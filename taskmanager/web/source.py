@@ -91,11 +91,16 @@ class Source:
         It keeps them for its next snapshot, which may be a minute away. While the file cannot be written, the page
         shows what is in it.
         """
-        engine = self.running()
-        if engine is not None and engine.writer.outbox.unsaved_history_count:
+        engine = self._keeping_history()
+        if engine is not None:
             with contextlib.suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(READ_PATIENCE_S):
                     await self.share("history", engine.life.flush)
+
+    def _keeping_history(self) -> Engine | None:
+        """Return the engine of the manager, if it has memory-only tasks that have ended and are not written yet."""
+        engine = self.running()
+        return engine if engine is not None and engine.writer.outbox.unsaved_history_count else None
 
     async def _in_thread(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
         if self._pid != os.getpid():
@@ -120,8 +125,7 @@ class Source:
 
         It is None soon after a write, while a shared answer may be older than that.
         """
-        engine = self.running()
-        if self.database is None or (engine is not None and engine.writer.outbox.unsaved_history_count):
+        if self.database is None or self._keeping_history() is not None:
             return None
         traces, now_s = traces_of(self.database), self.clock.elapsed_s()
         if traces != self._traces:
