@@ -54,6 +54,11 @@ class Answer(NamedTuple):
     remark: str | None = None
 
 
+def gone(task_id: str) -> Answer:
+    """Return the answer for a task that has no row any more."""
+    return Answer(task_id, False, "gone", GONE)
+
+
 Act = Callable[[Sequence[TaskRow]], Awaitable[list[Answer]]]
 """Does something to these tasks, and says what became of each."""
 
@@ -78,8 +83,7 @@ async def in_pages(store: Store, act: Act, task_ids: Sequence[str]) -> list[Answ
         page = task_ids[start : start + PAGE]
         rows = await store.fetch_ids(page)
         answers += await act([rows[task_id] for task_id in page if task_id in rows])
-        gone = (task_id for task_id in page if task_id not in rows)
-        answers += [Answer(task_id, False, "gone", GONE) for task_id in gone]
+        answers += [gone(task_id) for task_id in page if task_id not in rows]
     return answers
 
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from taskmanager.console import acts
-from taskmanager.console.acts import CHANGED, GONE, Answer
+from taskmanager.console.acts import CHANGED, Answer, gone
 from taskmanager.engine.actions import why_not_again
 from taskmanager.manager import TaskManager
 from taskmanager.model.errors import StoreError, UnknownTask, unknown_task
@@ -58,26 +58,33 @@ CANCEL: Final = Way(
 
 
 class _Deeds:
-    """What has come of an action so far: the answers, and the tasks that are being written and have none yet."""
+    """An action that goes on: what is meant, the answers so far, and the tasks that are being written and have none."""
 
-    def __init__(self, request: Request, way: Way) -> None:
-        self._request, self._way = request, way
+    def __init__(self, request: Request, way: Way, fits: Callable[[TaskRow], bool], patience_s: float | None) -> None:
+        self._request = request
+        self.source, self.way, self.fits = site_of(request).source, way, fits
+        self._deadline_s = None if patience_s is None else self.source.clock.elapsed_s() + patience_s
         self._noted_count = 0
         self.answers: list[Answer] = []
         self.unanswered: Sequence[str] = ()
+
+    @property
+    def is_late(self) -> bool:
+        """Return whether the rest is left to another request."""
+        return self._deadline_s is not None and self.source.clock.elapsed_s() >= self._deadline_s
 
     def note(self) -> None:
         """Log who did that to which tasks, each task once."""
         new = self.answers[self._noted_count :]
         self._noted_count = len(self.answers)
         if concerned := [answer.task_id for answer in new if answer.done]:
-            audit(self._request, self._way.participle, concerned)
+            audit(self._request, self.way.participle, concerned)
 
     def end(self) -> None:
         """Log the rest. What was being written when the action was broken off may be done."""
         self.note()
         if self.unanswered:
-            audit(self._request, f"perhaps {self._way.participle}, without an answer", self.unanswered)
+            audit(self._request, f"perhaps {self.way.participle}, without an answer", self.unanswered)
 
 
 async def act(
@@ -93,14 +100,14 @@ async def act(
     What does not fit any more is left alone. There are fewer answers than ids if `patience_s` was over before the end,
     or if the file could not be written any more.
     """
-    source, deeds = site_of(request).source, _Deeds(request, way)
-    deadline_s = None if patience_s is None else source.clock.elapsed_s() + patience_s
+    deeds = _Deeds(request, way, fits, patience_s)
+    source = deeds.source
     manager = None if source.running() is None else source.manager
     try:
         if manager is not None and (len(task_ids) == 1 or source.database is None):
-            await _ask(deeds, source, manager, way, task_ids, fits, deadline_s)
+            await _ask(deeds, manager, task_ids)
         else:
-            await source.act(lambda store: _write(deeds, source, store, way, task_ids, fits, deadline_s))
+            await source.act(lambda store: _write(deeds, store, task_ids))
     except StoreError:
         if not deeds.answers:
             raise
@@ -109,64 +116,49 @@ async def act(
     return deeds.answers
 
 
-async def _ask(
-    deeds: _Deeds,
-    source: Source,
-    manager: TaskManager,
-    way: Way,
-    task_ids: Sequence[str],
-    fits: Callable[[TaskRow], bool],
-    deadline_s: float | None,
-) -> None:
+async def _ask(deeds: _Deeds, manager: TaskManager, task_ids: Sequence[str]) -> None:
     for task_id in task_ids:
-        row = await source.read(fetch, task_id)
-        if row is not None and not fits(row):
-            deeds.answers.append(Answer(task_id, False, "refused", CHANGED))
+        row = await deeds.source.read(fetch, task_id)
+        if row is not None and not deeds.fits(row):
+            deeds.answers.append(_changed(task_id))
         else:
             deeds.unanswered = [task_id]
-            deeds.answers.append(await _asked(source, manager, way, task_id))
+            deeds.answers.append(await _asked(deeds, manager, task_id))
             deeds.unanswered = ()
-        if deadline_s is not None and source.clock.elapsed_s() >= deadline_s:
+        if deeds.is_late:
             break
 
 
-async def _asked(source: Source, manager: TaskManager, way: Way, task_id: str) -> Answer:
+async def _asked(deeds: _Deeds, manager: TaskManager, task_id: str) -> Answer:
     try:
-        if await way.ask(manager, task_id):
-            return Answer(task_id, True, way.participle)
+        if await deeds.way.ask(manager, task_id):
+            return Answer(task_id, True, deeds.way.participle)
     except UnknownTask:
-        return Answer(task_id, False, "gone", GONE)
-    row = await source.read(fetch, task_id)
-    if row is None:
-        return Answer(task_id, False, "gone", GONE)
-    return Answer(task_id, False, "refused", way.why_not(row) or CHANGED)
+        return gone(task_id)
+    row = await deeds.source.read(fetch, task_id)
+    return gone(task_id) if row is None else _changed(task_id, deeds.way.why_not(row))
 
 
-async def _write(
-    deeds: _Deeds,
-    source: Source,
-    store: Store,
-    way: Way,
-    task_ids: Sequence[str],
-    fits: Callable[[TaskRow], bool],
-    deadline_s: float | None,
-) -> None:
+async def _write(deeds: _Deeds, store: Store, task_ids: Sequence[str]) -> None:
     for start in range(0, len(task_ids), BATCH):
         batch = task_ids[start : start + BATCH]
         rows = await store.fetch_ids(batch)
-        fitting = [rows[each] for each in batch if each in rows and fits(rows[each])]
+        fitting = [rows[each] for each in batch if each in rows and deeds.fits(rows[each])]
         deeds.unanswered = [row.task_id for row in fitting]
-        found = {answer.task_id: answer for answer in await way.write(source, store, fitting)} if fitting else {}
+        written = await deeds.way.write(deeds.source, store, fitting) if fitting else []
         deeds.unanswered = ()
+        found = {answer.task_id: answer for answer in written}
         for task_id in batch:
-            lost = (
-                Answer(task_id, False, "refused", CHANGED) if task_id in rows else Answer(task_id, False, "gone", GONE)
-            )
-            deeds.answers.append(found.get(task_id, lost))
+            deeds.answers.append(found.get(task_id) or (_changed(task_id) if task_id in rows else gone(task_id)))
         deeds.note()  # now: a process that is killed says nothing any more
-        if deadline_s is not None and source.clock.elapsed_s() >= deadline_s:
+        if deeds.is_late:
             break
         await asyncio.sleep(0)
+
+
+def _changed(task_id: str, reason: str | None = None) -> Answer:
+    """Return the answer for a task to which this cannot be done now."""
+    return Answer(task_id, False, "refused", reason or CHANGED)
 
 
 # One task.
