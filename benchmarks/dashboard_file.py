@@ -19,12 +19,13 @@ from typing import Any, Final
 
 from _harness import Figures, Line, Options, run
 
+from taskmanager.store.sql.failures import failure_groups
+from taskmanager.store.sql.scanning import count_up_to, scan
+from taskmanager.store.sql.search import Search
 from taskmanager.store.sqlite import SqliteStore
-from taskmanager.store.sqlite.failures import failure_groups
 from taskmanager.store.sqlite.reading import open_read_only
-from taskmanager.store.sqlite.scanning import count_up_to, scan
 from taskmanager.store.sqlite.schema import NEWEST
-from taskmanager.store.sqlite.search import Search
+from taskmanager.store.sqlite.session import SqliteSession
 
 MANY: Final = (1_000_000, 100_000)
 LOOKS: Final = 10
@@ -83,7 +84,7 @@ def make_dashboard_file(path: Path, count: int) -> None:
 
     asyncio.run(make_tables())
     insert = f"INSERT INTO taskmanager_tasks ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
-    with closing(sqlite3.connect(path)) as connection:
+    with closing(sqlite3.connect(path, factory=SqliteSession)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
         with connection:
             connection.executemany(insert, _tasks(count, time.time_ns() // 1000))
@@ -171,7 +172,7 @@ def _timed(look: Callable[[], Any], oldest: int, newest: int) -> Figures:
     return {"ms": statistics.median(took_ms), "most_ms": max(took_ms), "share": share}
 
 
-def measured(ask: Callable[[sqlite3.Connection], Callable[[], Any]]) -> Callable[[Options], Figures]:
+def measured(ask: Callable[[SqliteSession], Callable[[], Any]]) -> Callable[[Options], Figures]:
     """A part that looks at the file, as a page does."""
 
     def part(options: Options) -> Figures:
@@ -182,15 +183,15 @@ def measured(ask: Callable[[sqlite3.Connection], Callable[[], Any]]) -> Callable
     return part
 
 
-def _scan(given: dict[str, Any]) -> Callable[[sqlite3.Connection], Callable[[], Any]]:
+def _scan(given: dict[str, Any]) -> Callable[[SqliteSession], Callable[[], Any]]:
     return lambda connection: lambda: scan(connection, Search(**given), 50)
 
 
-def _count(given: dict[str, Any]) -> Callable[[sqlite3.Connection], Callable[[], Any]]:
+def _count(given: dict[str, Any]) -> Callable[[SqliteSession], Callable[[], Any]]:
     return lambda connection: lambda: count_up_to(connection, Search(**given))
 
 
-def _failures(connection: sqlite3.Connection) -> Callable[[], Any]:
+def _failures(connection: SqliteSession) -> Callable[[], Any]:
     return lambda: failure_groups(connection)
 
 

@@ -341,7 +341,7 @@ def waiting_in(database: Path | None) -> int | None:
     """Return how many tasks wait in the file, or None if it cannot be read."""
     if database is None:
         return 0
-    from taskmanager.store.sqlite.queries import counts
+    from taskmanager.store.sql.queries import counts
     from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, open_read_only
 
     try:

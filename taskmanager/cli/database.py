@@ -1,7 +1,6 @@
 """Opens the file that a command is about, to look at it or to write to it, and finds the tasks that are meant in it."""
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,11 +11,13 @@ from taskmanager.cli.options import DB_VARIABLE
 from taskmanager.engine.instance import has_lock_file
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreUnavailable, UnknownTask
+from taskmanager.store.sql.queries import instances
+from taskmanager.store.sql.search import ids_like, memory_only
+from taskmanager.store.sql.session import Session
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite.files import check_process
-from taskmanager.store.sqlite.queries import instances
 from taskmanager.store.sqlite.reading import READ_PATIENCE_S, open_read_only
-from taskmanager.store.sqlite.search import ids_like, memory_only
+from taskmanager.store.sqlite.session import SqliteSession
 
 LOCK_PATIENCE_S: Final = 1.0
 """How long the lock file of an instance may be missing: a living one looks for its own every half second."""
@@ -39,7 +40,7 @@ def check_is_there(db: Path) -> None:
 
 
 @contextmanager
-def read(db: Path, *, patience_s: float = READ_PATIENCE_S) -> Iterator[sqlite3.Connection]:
+def read(db: Path, *, patience_s: float = READ_PATIENCE_S) -> Iterator[SqliteSession]:
     """Open the file read-only. Raise `StoreError`, after `patience_s` if another program keeps the file to itself.
 
     If a lock file is missing, wait a second for it: a living instance puts its own back after somebody has tidied up,
@@ -73,7 +74,7 @@ def write(db: Path, work: Callable[[SqliteStore], Coroutine[Any, Any, R]]) -> R:
     return asyncio.run(run())
 
 
-def the_task(connection: sqlite3.Connection, part: str) -> str:
+def the_task(connection: Session, part: str) -> str:
     """Return the id that begins or ends with `part`. Raise `UnknownTask` if there is none, or more than one."""
     part = part.strip()
     found = ids_like(connection, part, SHOWN_IDS + 1)
@@ -91,6 +92,6 @@ def the_task(connection: sqlite3.Connection, part: str) -> str:
     raise UnknownTask(f"there is no task {part!r}; `taskmanager list` shows the ids, and an end of one will do")
 
 
-def the_tasks(connection: sqlite3.Connection, parts: Sequence[str]) -> list[str]:
+def the_tasks(connection: Session, parts: Sequence[str]) -> list[str]:
     """Return the ids that these parts mean, each once, in their order. Raise `UnknownTask` if one is not found."""
     return list(dict.fromkeys(the_task(connection, part) for part in parts))

@@ -3,7 +3,6 @@
 import os
 import shutil
 import socket
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,9 +22,11 @@ from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import counted
 from taskmanager.rules.steps import MAX_RECORDED_CHARS, MAX_RECORDS
 from taskmanager.store.protocol import FreeQueue
-from taskmanager.store.sqlite.claims import free_queues
+from taskmanager.store.sql.claims import free_queues
+from taskmanager.store.sql.health import Owned, near_limit, newest_stamp, owned, unreadable
+from taskmanager.store.sql.workflow_recovery import half_done
 from taskmanager.store.sqlite.connection import WAL_LIMIT_BYTES
-from taskmanager.store.sqlite.health import Owned, faults, near_limit, newest_stamp, owned, unreadable
+from taskmanager.store.sqlite.health import faults
 from taskmanager.store.sqlite.locks import (
     Reader,
     WalState,
@@ -35,9 +36,9 @@ from taskmanager.store.sqlite.locks import (
     read_wal_index,
     without_lock,
 )
-from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, READ_PATIENCE_S, snapshot
+from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, READ_PATIENCE_S
 from taskmanager.store.sqlite.schema import missing_views, version
-from taskmanager.store.sqlite.workflow_recovery import half_done
+from taskmanager.store.sqlite.session import SqliteSession
 from taskmanager.store.statistics import LiveWorkflow
 
 MB: Final = 1_000_000
@@ -225,7 +226,7 @@ def locks(db: Path) -> Finding:
 # Inside the file.
 
 
-def inside_the_file(connection: sqlite3.Connection, db: Path) -> Iterator[Finding]:
+def inside_the_file(connection: SqliteSession, db: Path) -> Iterator[Finding]:
     """Yield the checks of the pages and rows of the file."""
     yield schema(connection)
     if broken := faults(connection):
@@ -237,7 +238,7 @@ def inside_the_file(connection: sqlite3.Connection, db: Path) -> Iterator[Findin
         return
     yield Finding("integrity", True, "every page and index is sound")
     clock, database = SystemClock(), db.absolute()
-    with snapshot(connection):
+    with connection.snapshot():
         overview = look(database, connection, clock)
         has, free, newest = owned(connection), free_queues(connection), newest_stamp(connection)
         left = half_done(connection, clock.now_us() - MINUTE_US, MAX_HALF_DONE)
@@ -254,7 +255,7 @@ def inside_the_file(connection: sqlite3.Connection, db: Path) -> Iterator[Findin
     yield clocks(newest, clock.now_us())
 
 
-def schema(connection: sqlite3.Connection) -> Finding:
+def schema(connection: SqliteSession) -> Finding:
     """Check the views. The version, the tables and the indexes were checked when the file was opened."""
     found = f"version {version(connection)}"
     if views := missing_views(connection):
@@ -292,7 +293,7 @@ def claims(stale: Sequence[Owned]) -> Finding:
     return Finding("claims", False, f"{what} held by {dead}", "start the application, or `taskmanager recover`")
 
 
-def sharing(db: Path, connection: sqlite3.Connection, alive: Sequence[InstanceView]) -> Finding:
+def sharing(db: Path, connection: SqliteSession, alive: Sequence[InstanceView]) -> Finding:
     """Check that no instance has lost SQLite's lock on the file, because its process has read the file as bytes."""
     if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):  # without a log, nobody holds one all the time
         return Finding("sharing", True, "the file has no log that could be deleted in use")

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import sqlite3
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +16,8 @@ from taskmanager.model.clock import SystemClock, span_us
 from taskmanager.model.escaping import escaped
 from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.sqlite.search import Search, is_pattern, queue_names, task_names
+from taskmanager.store.sql.search import Search, is_pattern, queue_names, task_names
+from taskmanager.store.sql.session import Session
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -149,7 +149,7 @@ def search_of(
     return Search(tuple(status), task_name, queue_name, error_code, tuple(tags), changed_since)
 
 
-def tell_what_was_meant(connection: sqlite3.Connection, search: Search) -> None:
+def tell_what_was_meant(connection: Session, search: Search) -> None:
     """Suggest a similar name on stderr, if no task has the queue or the function that was searched for."""
     for what, name, names_in in (("queue", search.queue_name, queue_names), ("function", search.task_name, task_names)):
         if name is None or is_pattern(name) or name in (known := names_in(connection)):

@@ -18,9 +18,9 @@ from taskmanager.model.errors import StoreError
 from taskmanager.model.ids import new_task_id
 from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.schedule import ScheduleRow
-from taskmanager.store.sqlite import schedules as stored
-from taskmanager.store.sqlite.queries import instances
-from taskmanager.store.sqlite.search import queue_names
+from taskmanager.store.sql import schedules as stored
+from taskmanager.store.sql.queries import instances
+from taskmanager.store.sql.search import queue_names
 
 QUEUES_EPILOG: Final = """\b
 Examples:

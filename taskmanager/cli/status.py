@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +17,7 @@ from taskmanager.console.documents import overview_document
 from taskmanager.console.observer import Watch, look
 from taskmanager.console.overview import Overview, Problem
 from taskmanager.model.clock import SystemClock
+from taskmanager.store.sql.session import Session
 from taskmanager.store.sqlite.locks import WriterWatch, process_name
 from taskmanager.store.sqlite.reading import open_read_only
 
@@ -93,7 +93,7 @@ def _with_writer(overview: Overview, writer: int | None) -> Overview:
 
 
 @contextmanager
-def _opened(db: Path) -> Iterator[sqlite3.Connection]:
+def _opened(db: Path) -> Iterator[Session]:
     check_is_there(db)
     with open_read_only(db, patience_s=READ_PATIENCE_S) as connection:
         yield connection

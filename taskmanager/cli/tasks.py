@@ -5,7 +5,6 @@ notices within its `store_poll`, a quarter of a second. The tasks are given by t
 a filter are a batch: it is shown, has to be confirmed, and is done in pages.
 """
 
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -39,7 +38,7 @@ from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
 from taskmanager.model.steps import STEP
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import Store
-from taskmanager.store.sqlite.queries import (
+from taskmanager.store.sql.queries import (
     SUMMARY,
     fetch,
     fetch_attempts,
@@ -48,9 +47,9 @@ from taskmanager.store.sqlite.queries import (
     instances,
     paused_queues,
 )
-from taskmanager.store.sqlite.reading import snapshot
-from taskmanager.store.sqlite.search import Search, error_messages, find, find_ids, memory_only
-from taskmanager.store.sqlite.workflow_views import workflows_of
+from taskmanager.store.sql.search import Search, error_messages, find, find_ids, memory_only
+from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.workflow_views import workflows_of
 from taskmanager.store.statistics import OwnWorkflow
 
 SHOWN_BEFORE: Final = 10  # tasks of a batch that are shown before the question
@@ -143,7 +142,7 @@ def _draw(rows: Sequence[TaskRow], messages: Mapping[str, str], workflows: Mappi
 @file_options
 def show(task_id: str, db: Path, as_json: bool) -> None:
     """Show one task: its record, every attempt, its steps, its log, what happens next."""
-    with read(db) as connection, snapshot(connection):
+    with read(db) as connection, connection.snapshot():
         wanted = the_task(connection, task_id)
         row = fetch(connection, wanted)
         if row is None:  # a snapshot does not lose rows
@@ -247,7 +246,7 @@ def _act_on(
     return 0 if all(answer.done for answer in answers) else 1
 
 
-def _batch(connection: sqlite3.Connection, action: Action, search: Search) -> list[str]:
+def _batch(connection: Session, action: Action, search: Search) -> list[str]:
     wrong = [status for status in search.statuses if status not in action.possible]
     if wrong:
         raise click.UsageError(f"{action.name} is not for tasks that are {', '.join(wrong)}")
@@ -257,7 +256,7 @@ def _batch(connection: sqlite3.Connection, action: Action, search: Search) -> li
     return found
 
 
-def _preview(connection: sqlite3.Connection, chosen: Sequence[str], *, as_json: bool, is_dry: bool) -> None:
+def _preview(connection: Session, chosen: Sequence[str], *, as_json: bool, is_dry: bool) -> None:
     if as_json and not is_dry:
         raise click.UsageError("--json asks nothing; give --yes too, or --dry-run")
     if as_json:

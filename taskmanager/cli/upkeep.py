@@ -30,8 +30,8 @@ from taskmanager.model.record import TaskRow, expected_of
 from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import Store, TaskFilter
+from taskmanager.store.sql.queries import counts
 from taskmanager.store.sqlite.backup import back_up
-from taskmanager.store.sqlite.queries import counts
 from taskmanager.store.sqlite.reading import open_read_only
 
 RECOVER_EPILOG: Final = """\b

@@ -1,6 +1,5 @@
 """`taskmanager workflows` and `workflow`: look at graphs of tasks, and act on a whole one."""
 
-import sqlite3
 from pathlib import Path
 from typing import Final, get_args
 
@@ -16,9 +15,9 @@ from taskmanager.model.errors import StoreError, UnknownTask
 from taskmanager.model.escaping import escaped
 from taskmanager.model.wording import counted
 from taskmanager.model.workflows import WorkflowStatus
-from taskmanager.store.sqlite.queries import instances
-from taskmanager.store.sqlite.reading import snapshot
-from taskmanager.store.sqlite.workflow_views import WorkflowView, find_workflows, view_of, workflow_ids_like
+from taskmanager.store.sql.queries import instances
+from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.workflow_views import WorkflowView, find_workflows, view_of, workflow_ids_like
 
 LIST_EPILOG: Final = """\b
 Examples:
@@ -57,7 +56,7 @@ class Status(click.Choice[str]):
 @file_options
 def workflows(status: str | None, name: str | None, limit: int, db: Path, as_json: bool) -> None:
     """List workflows, newest first."""
-    with read(db) as connection, snapshot(connection):
+    with read(db) as connection, connection.snapshot():
         found = find_workflows(connection, status, name, limit)
     if as_json:
         answer_json([workflow_document(row, progress) for row, progress in found])
@@ -75,7 +74,7 @@ def workflows(status: str | None, name: str | None, limit: int, db: Path, as_jso
 @file_options
 def workflow(action: str, workflow_id: str, db: Path, as_json: bool) -> None:
     """Show the graph of a workflow; pause, resume, cancel or retry it."""
-    with read(db) as connection, snapshot(connection):
+    with read(db) as connection, connection.snapshot():
         wanted = the_workflow(connection, workflow_id)
         view = view_of(connection, wanted) if action in ("show", "retry") else None
         alive = living(instances(connection), db.absolute())
@@ -87,7 +86,7 @@ def workflow(action: str, workflow_id: str, db: Path, as_json: bool) -> None:
         _show(view, as_json=as_json, is_running=bool(alive))
 
 
-def the_workflow(connection: sqlite3.Connection, part: str) -> str:
+def the_workflow(connection: Session, part: str) -> str:
     """Return the id that begins or ends with `part`. Raise `UnknownTask` if there is none, or more than one."""
     found = workflow_ids_like(connection, part.strip(), SHOWN_IDS + 1)
     if len(found) == 1:

@@ -23,7 +23,7 @@ from taskmanager.model.ids import new_task_id
 from taskmanager.model.record import TaskRow, TaskWrite, UnreadableRow
 from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
 from taskmanager.store.protocol import Store
-from taskmanager.store.sqlite.workflow_views import WorkflowView
+from taskmanager.store.sql.workflow_views import WorkflowView
 
 PAGE: Final = 500
 WRITE_PATIENCE_S: Final = 10.0  # how long an action tries to get at a file that another program holds locked

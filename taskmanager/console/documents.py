@@ -17,7 +17,7 @@ from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.schedule import ScheduleRow
 from taskmanager.model.steps import StepRow
 from taskmanager.model.workflows import NodeRow, WorkflowRow
-from taskmanager.store.sqlite.workflow_views import Progress, WorkflowView
+from taskmanager.store.sql.workflow_views import Progress, WorkflowView
 from taskmanager.store.statistics import OwnWorkflow
 
 _JSON_COLUMNS: Final = frozenset(

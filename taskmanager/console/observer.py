@@ -7,7 +7,6 @@ jumps would make living instances look frozen.
 
 import contextlib
 import shutil
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,9 +22,9 @@ from taskmanager.model.errors import StoreError
 from taskmanager.model.report import InstanceReport, QueueReport, RunningTask
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import FREE_COUNT_CAP, FreeQueue, InstanceRow
-from taskmanager.store.sqlite.queries import counts as count_all
-from taskmanager.store.sqlite.reading import snapshot
-from taskmanager.store.sqlite.statistics import statistics
+from taskmanager.store.sql.queries import counts as count_all
+from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.statistics import statistics
 from taskmanager.store.statistics import Held, Statistics, said_by
 
 DEFAULT_HEARTBEAT_S: Final = 30.0  # for an instance that has not said yet how often its heart beats
@@ -38,7 +37,7 @@ COST_FACTOR: Final = 50.0
 TICK_S: Final = 1.0  # how often what runs is drawn anew, for its elapsed time
 SLOW_S: Final = 10.0  # how often the file is read although nobody wrote, so that ages and windows of time go on
 
-Opener = Callable[[Path], contextlib.AbstractContextManager[sqlite3.Connection]]
+Opener = Callable[[Path], contextlib.AbstractContextManager[Session]]
 Traces = tuple[tuple[int, ...], ...]
 
 
@@ -167,9 +166,9 @@ def _with_memory(counts: Mapping[TaskStatus, int], others: Iterable[InstanceRepo
     return found
 
 
-def look(database: Path, connection: sqlite3.Connection, clock: Clock) -> Overview:
+def look(database: Path, connection: Session, clock: Clock) -> Overview:
     """Look at a file once."""
-    with snapshot(connection):
+    with connection.snapshot():
         found, counts = statistics(connection, clock.now_us()), count_all(connection)
     return Observer(database, clock).overview(found, counts)
 
@@ -223,7 +222,7 @@ class Watch:
         is_quiet = now_s < self._next_read_s or traces == self._traces
         if self._found is not None and is_quiet and now_s - self._read_s < SLOW_S:
             return False
-        with self._opener(self._database) as connection, snapshot(connection):
+        with self._opener(self._database) as connection, connection.snapshot():
             self._found = statistics(connection, self._clock.now_us())
             read_s = self._clock.elapsed_s()
             if read_s >= self._next_count_s:

@@ -87,6 +87,15 @@ class Intake:
 
     # The call.
 
+    def enqueue(
+        self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[LiveTask, bool]:
+        """Check, make and hand over one task; and whether the key named a task that is here already.
+
+        Whatever is wrong raises at once, and nothing is kept.
+        """
+        return self.hand_over(self.make(definition, options, args, kwargs))
+
     def hand_over(self, live: LiveTask) -> tuple[LiveTask, bool]:
         """Hand over a task that was made before; and whether its key named a task that is here already."""
         inbox = self.inbox
@@ -99,14 +108,9 @@ class Intake:
                 self._hold(live)
             else:
                 self._check_room(live, inbox)
-            if live.idempotency_key is not None:
-                self.keys.give(live)  # before the loop has the task, and may take its key away again
-            if inbox is not None:
-                try:
-                    inbox.put(live)
-                except ManagerStopped:
-                    self.keys.left(live)
-                    raise
+                inbox.put(live)
+            if live.idempotency_key is not None and not live.has_left:
+                self.keys.give(live)
         return live, False
 
     def make(

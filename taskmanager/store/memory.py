@@ -5,7 +5,6 @@ Every call works at once in the thread of its caller. None of them waits, so a v
 
 import asyncio
 import os
-import sqlite3
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -17,13 +16,14 @@ from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.record import Write
 from taskmanager.rules.figures import Span
 from taskmanager.store.protocol import CommitReport, FreeQueue
-from taskmanager.store.sqlite import claims, queries, transitions
+from taskmanager.store.sql import claims, queries, transitions
+from taskmanager.store.sql.counting import add_counted
+from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.statements import LIVE_SQL
+from taskmanager.store.sql.verbs import Verbs
 from taskmanager.store.sqlite.connection import CACHED_STATEMENTS, check_sqlite_version, configure_any, translated
-from taskmanager.store.sqlite.counting import add_counted
-from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.sqlite.schema import create, migrations
-from taskmanager.store.sqlite.statements import LIVE_SQL
-from taskmanager.store.sqlite.verbs import Verbs
+from taskmanager.store.sqlite.session import SqliteSession
 
 if TYPE_CHECKING:
     from taskmanager.store.statistics import StoreOverview
@@ -85,7 +85,7 @@ class MemoryStore(Verbs):
 
     def end(self) -> None: ...
 
-    async def _read(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+    async def _read(self, work: Callable[[SqliteSession, *Ts], R], *args: *Ts) -> R:
         with _in_use, translated("memory"):
             return work(self._connection, *args)
 
@@ -143,30 +143,30 @@ class MemoryStore(Verbs):
     async def renew_log(self) -> None:
         """There is none."""
 
-    def look(self, work: Callable[[sqlite3.Connection], R]) -> R:
+    def look(self, work: Callable[[Session], R]) -> R:
         """Return what a function reads of the tasks. Any thread may call it."""
-        with _in_use, translated("memory"), snapshot(self._connection):
+        with _in_use, translated("memory"), self._connection.snapshot():
             return work(self._connection)
 
     def overview(self, now: int, *, counts_all: bool) -> "StoreOverview":
-        from taskmanager.store.sqlite.statistics import overview
+        from taskmanager.store.sql.statistics import overview
         from taskmanager.store.statistics import FileSize
 
         with _in_use:
             add_counted(self._connection, self._counting)  # no duty does that here
-        with _in_use, snapshot(self._connection):
+        with _in_use, self._connection.snapshot():
             found = overview(self._connection, now, counts_all=counts_all)
         return found._replace(statistics=replace(found.statistics, size=FileSize(0, 0, 0)))
 
 
-def _evict(connection: sqlite3.Connection, max_history: int, now: int) -> None:
+def _evict(connection: SqliteSession, max_history: int, now: int) -> None:
     connection.execute(_EVICT, (max_history,))
     for span in Span:
         connection.execute(_EVICT_FIGURES, (span.value, now - span.kept_us))
 
 
-def _new_database() -> sqlite3.Connection:
-    connection = sqlite3.Connection(
+def _new_database() -> SqliteSession:
+    connection = SqliteSession(
         ":memory:", isolation_level=None, cached_statements=CACHED_STATEMENTS, check_same_thread=False
     )
     configure_any(connection)
@@ -175,6 +175,6 @@ def _new_database() -> sqlite3.Connection:
     return connection
 
 
-def _close(connection: sqlite3.Connection) -> None:
+def _close(connection: SqliteSession) -> None:
     with _in_use:
         connection.close()

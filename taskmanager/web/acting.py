@@ -20,7 +20,7 @@ from taskmanager.manager import TaskManager
 from taskmanager.model.errors import StoreError, UnknownTask, unknown_task
 from taskmanager.model.record import TaskRow
 from taskmanager.store.protocol import Store
-from taskmanager.store.sqlite.queries import fetch
+from taskmanager.store.sql.queries import fetch
 from taskmanager.web.forms import audit, form_of
 from taskmanager.web.render import done, segment
 from taskmanager.web.site import site_of

@@ -5,7 +5,6 @@ far come with each form, so any worker does any page, and a restart loses nothin
 """
 
 import re
-import sqlite3
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -16,9 +15,10 @@ from taskmanager.console.acts import RETRYABLE, Answer
 from taskmanager.console.figures import MAX_CHARS, cut
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import LIVE, TaskStatus
-from taskmanager.store.sqlite.scanning import Counted, count_up_to, newest_matching, page_ids
-from taskmanager.store.sqlite.search import Search
-from taskmanager.store.sqlite.windows import Cursor
+from taskmanager.store.sql.scanning import Counted, count_up_to, newest_matching, page_ids
+from taskmanager.store.sql.search import Search
+from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.windows import Cursor
 from taskmanager.web.acting import CANCEL, Way, act, retry_way
 from taskmanager.web.filters import Filter, cursor_of, cursor_text, read_filter, told
 from taskmanager.web.forms import form_of
@@ -175,7 +175,7 @@ def _search(site: Site, verb: Verb, asked: Filter) -> Search:
     return meant.search(looks_in_arguments=site.looks_in_arguments)
 
 
-def _count(connection: sqlite3.Connection, search: Search) -> tuple[Cursor | None, Counted]:
+def _count(connection: Session, search: Search) -> tuple[Cursor | None, Counted]:
     until = newest_matching(connection, search, budget_s=COUNT_S)
     return until, count_up_to(connection, search, MAX_COUNT, COUNT_S)
 

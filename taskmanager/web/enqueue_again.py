@@ -12,7 +12,7 @@ from taskmanager.model.errors import ArgumentError, unknown_task
 from taskmanager.model.escaping import escaped_lines
 from taskmanager.model.record import TaskRow
 from taskmanager.store.protocol import Store
-from taskmanager.store.sqlite.task_views import Part, TaskView, task_view
+from taskmanager.store.sql.task_views import Part, TaskView, task_view
 from taskmanager.web import values
 from taskmanager.web.forms import audit, form_of
 from taskmanager.web.render import View, done, segment

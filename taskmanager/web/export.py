@@ -11,7 +11,6 @@ import io
 import json
 import re
 import signal
-import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -27,10 +26,11 @@ from taskmanager.model.clock import from_us
 from taskmanager.model.errors import StoreError
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import PAYLOAD, TaskRow
-from taskmanager.store.sqlite.scanning import scan
-from taskmanager.store.sqlite.search import Search, error_messages
-from taskmanager.store.sqlite.windows import Cursor
-from taskmanager.store.sqlite.workflow_views import workflows_of
+from taskmanager.store.sql.scanning import scan
+from taskmanager.store.sql.search import Search, error_messages
+from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.windows import Cursor
+from taskmanager.store.sql.workflow_views import workflows_of
 from taskmanager.store.statistics import OwnWorkflow
 from taskmanager.web.filters import read_filter, told
 from taskmanager.web.forms import audit
@@ -106,7 +106,7 @@ async def _export(request: Request, form: Form) -> Response:
 
 
 async def _parts(
-    request: Request, form: Form, page: Callable[[sqlite3.Connection, Cursor | None, bool], Part], found: Part
+    request: Request, form: Form, page: Callable[[Session, Cursor | None, bool], Part], found: Part
 ) -> AsyncIterator[str]:
     source = site_of(request).source
     engine, asked_s = source.running(), source.clock.elapsed_s()
@@ -133,7 +133,7 @@ async def _parts(
 
 
 def _page(
-    connection: sqlite3.Connection, after: Cursor | None, is_first: bool, *, form: Form, search: Search, is_hidden: bool
+    connection: Session, after: Cursor | None, is_first: bool, *, form: Form, search: Search, is_hidden: bool
 ) -> Part:
     """Return the tasks behind that place as text. To write 500 of them takes 10 ms, in which no loop should stand."""
     found = scan(connection, search, PAGE, after=after)

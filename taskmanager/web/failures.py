@@ -6,8 +6,8 @@ from starlette.requests import Request
 
 from taskmanager.console.figures import MAX_CHARS, cut
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.sqlite.failures import FailureGroup, failure_groups
-from taskmanager.store.sqlite.search import exactly
+from taskmanager.store.sql.failures import FailureGroup, failure_groups
+from taskmanager.store.sql.search import exactly
 from taskmanager.web.filters import Filter, read_filter
 from taskmanager.web.render import View
 from taskmanager.web.site import site_of

@@ -15,9 +15,9 @@ from taskmanager.model.clock import LAST_US, SECOND_US, span_us, to_us
 from taskmanager.model.escaping import escaped
 from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.sqlite.rows import Undecodable
-from taskmanager.store.sqlite.search import Search
-from taskmanager.store.sqlite.windows import Cursor
+from taskmanager.store.sql.rows import Undecodable
+from taskmanager.store.sql.search import Search
+from taskmanager.store.sql.windows import Cursor
 
 MAX_CHARS: Final = 1_000
 """How long a value may be. No name of the library is longer, and nobody types more."""

@@ -10,7 +10,7 @@ from taskmanager.duties.recovery import Recovery
 from taskmanager.engine.instance import new_identity
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import Store
-from taskmanager.store.sqlite.loads import Load, loads_of
+from taskmanager.store.sql.loads import Load, loads_of
 from taskmanager.store.statistics import OWNED_CAP
 from taskmanager.web.forms import audit
 from taskmanager.web.render import View, done

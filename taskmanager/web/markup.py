@@ -10,7 +10,7 @@ from taskmanager.console.schedules import timing
 from taskmanager.console.tones import Tone, tone_of
 from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.report import RunningTask
-from taskmanager.store.sqlite.search import exactly
+from taskmanager.store.sql.search import exactly
 
 _SIGNS: Final[dict[Tone, str]] = {"good": "✓", "bad": "✕", "busy": "▶", "calm": "○", "off": "–", "warn": "!"}
 

@@ -1,6 +1,5 @@
 """The first page: what needs somebody, what runs and waits, and how the last hour and the last day went."""
 
-import sqlite3
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -8,8 +7,9 @@ from starlette.requests import Request
 
 from taskmanager.console.overview import Overview
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.sqlite.figures import series
-from taskmanager.store.sqlite.scanning import COUNT_CAP
+from taskmanager.store.sql.figures import series
+from taskmanager.store.sql.scanning import COUNT_CAP
+from taskmanager.store.sql.session import Session
 from taskmanager.store.statistics import TaskFailures, TaskPace
 from taskmanager.web.markup import capitalize_first
 from taskmanager.web.past import HOUR, STRETCHES, Past, Stretch, past_of
@@ -52,7 +52,7 @@ async def show(request: Request) -> View:
     return View("overview.html", {**values_of(overview), "past": past, "stretches": STRETCHES.values()})
 
 
-def past_in(connection: sqlite3.Connection, stretch: Stretch, now_us: int) -> Past:
+def past_in(connection: Session, stretch: Stretch, now_us: int) -> Past:
     """Return what the file says of a stretch."""
     starts = stretch.starts(now_us)
     return past_of(stretch, now_us, series(connection, stretch.span, starts[0], starts[-1] + stretch.span.us))

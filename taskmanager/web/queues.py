@@ -11,8 +11,8 @@ from taskmanager.console.overview import Overview, QueueView
 from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.model.config import MAX_QUEUE_NAME_LENGTH
 from taskmanager.rules.figures import Span, percentile_us
-from taskmanager.store.sqlite.figures import by_queue
-from taskmanager.store.sqlite.queries import paused_since
+from taskmanager.store.sql.figures import by_queue
+from taskmanager.store.sql.queries import paused_since
 from taskmanager.store.statistics import Figures
 from taskmanager.web.forms import audit, form_of
 from taskmanager.web.render import View, done, refuse

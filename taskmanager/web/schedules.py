@@ -1,6 +1,5 @@
 """The page of schedules: when each fires in the next day, what came of the last run; pause, resume and run one now."""
 
-import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -15,9 +14,10 @@ from taskmanager.duties.schedule import run_by_hand, set_paused
 from taskmanager.model.clock import DAY_US, HOUR_US, MINUTE_US
 from taskmanager.model.ids import new_task_id
 from taskmanager.model.schedule import ScheduleRow
-from taskmanager.store.sqlite import schedules as stored
-from taskmanager.store.sqlite.queries import instances
-from taskmanager.store.sqlite.task_views import statuses_of
+from taskmanager.store.sql import schedules as stored
+from taskmanager.store.sql.queries import instances
+from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.task_views import statuses_of
 from taskmanager.web.forms import audit, form_of
 from taskmanager.web.render import View, done, segment
 from taskmanager.web.site import site_of
@@ -58,7 +58,7 @@ async def show(request: Request) -> View:
     return View("schedules.html", {"book": book, "ticks": hours(book.line, 3 * HOUR_US), "day": "the next 24 hours"})
 
 
-def _book(connection: sqlite3.Connection, database: Path | None, line: Line) -> Book:
+def _book(connection: Session, database: Path | None, line: Line) -> Book:
     rows = stored.fetch(connection, limit=MAX_SHOWN + 1)
     alive = {each.instance_id for each in living(instances(connection), database)}
     rows = as_known(rows, alive)

@@ -11,7 +11,6 @@ into a forked process, so it begins with threads, locks and answers of its own.
 import asyncio
 import contextlib
 import os
-import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,9 +27,10 @@ from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store
+from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.task_views import TaskView, of_memory
 from taskmanager.store.sqlite import SqliteStore
-from taskmanager.store.sqlite.reading import open_read_only, snapshot
-from taskmanager.store.sqlite.task_views import TaskView, of_memory
+from taskmanager.store.sqlite.reading import open_read_only
 
 SHARED_S: Final = 1.0
 """How long an answer is good for others who ask the same."""
@@ -71,15 +71,13 @@ class Source:
     def __repr__(self) -> str:
         return f"<Source {self.database or 'in memory'}, {len(self._shared)} answers shared>"
 
-    async def read(
-        self, ask: Callable[Concatenate[sqlite3.Connection, P], R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> R:
+    async def read(self, ask: Callable[Concatenate[Session, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the answer of a function that reads a connection, all of it at one moment.
 
         Raises `StoreUnavailable` or `StoreError` if the file cannot be read, and says what to do.
         """
 
-        def work(connection: sqlite3.Connection) -> R:
+        def work(connection: Session) -> R:
             return ask(connection, *args, **kwargs)
 
         await self._write_history()
@@ -107,15 +105,13 @@ class Source:
             self._begin()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
-    def _read(self, work: Callable[[sqlite3.Connection], R]) -> R:
+    def _read(self, work: Callable[[Session], R]) -> R:
         if self.database is None:
             return self._in_memory().look(work)
-        with open_read_only(self.database, patience_s=READ_PATIENCE_S) as connection, snapshot(connection):
+        with open_read_only(self.database, patience_s=READ_PATIENCE_S) as connection, connection.snapshot():
             return work(connection)
 
-    async def look(
-        self, ask: Callable[Concatenate[sqlite3.Connection, P], R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> R:
+    async def look(self, ask: Callable[Concatenate[Session, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Do the same as `read`, and share the answer for a second. All arguments must be hashable."""
         key = (ask, args, tuple(sorted(kwargs.items())))
         return await self.share(key, lambda: self.read(ask, *args, **kwargs))
@@ -247,7 +243,7 @@ async def _awaited(what: Awaitable[R]) -> R:
     return await what
 
 
-def _is_there(_connection: sqlite3.Connection) -> None:
+def _is_there(_connection: Session) -> None:
     """Ask nothing: to open the file is the question."""
 
 
@@ -257,6 +253,6 @@ def _not_running() -> StoreUnavailable:
 
 
 @contextlib.contextmanager
-def _opened(database: Path) -> Iterator[sqlite3.Connection]:
+def _opened(database: Path) -> Iterator[Session]:
     with open_read_only(database, patience_s=READ_PATIENCE_S) as connection:
         yield connection

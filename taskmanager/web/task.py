@@ -19,8 +19,8 @@ from taskmanager.model.states import LIVE, WAITING, TaskStatus
 from taskmanager.model.steps import StepRow
 from taskmanager.model.wording import why
 from taskmanager.store.on_failure import enqueued_by
-from taskmanager.store.sqlite.search import ids_like
-from taskmanager.store.sqlite.task_views import Part, TaskView, task_view
+from taskmanager.store.sql.search import ids_like
+from taskmanager.store.sql.task_views import Part, TaskView, task_view
 from taskmanager.web import values
 from taskmanager.web.render import MAX_LIKE, View, refusal, those_like
 from taskmanager.web.site import Site, site_of

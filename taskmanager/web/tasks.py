@@ -5,7 +5,6 @@ names them in `X-Rows`, and gets these rows as they are now. What is new meanwhi
 """
 
 import re
-import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,11 +21,12 @@ from taskmanager.model.clock import LAST_US, span_us
 from taskmanager.model.record import TaskRow, UnreadableRow
 from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
 from taskmanager.model.wording import why
-from taskmanager.store.sqlite.queries import SUMMARY, fetch_ids
-from taskmanager.store.sqlite.scanning import Counted, Scanned, count_up_to, scan
-from taskmanager.store.sqlite.search import Search, error_messages, is_pattern, memory_only
-from taskmanager.store.sqlite.windows import Cursor
-from taskmanager.store.sqlite.workflow_views import workflows_of
+from taskmanager.store.sql.queries import SUMMARY, fetch_ids
+from taskmanager.store.sql.scanning import Counted, Scanned, count_up_to, scan
+from taskmanager.store.sql.search import Search, error_messages, is_pattern, memory_only
+from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.windows import Cursor
+from taskmanager.store.sql.workflow_views import workflows_of
 from taskmanager.store.statistics import OwnWorkflow
 from taskmanager.web.bulk import VERBS
 from taskmanager.web.filters import Filter, read_filter, span_told, told
@@ -139,7 +139,7 @@ def held_rows(request: Request) -> tuple[str, ...]:
 
 
 def look(
-    connection: sqlite3.Connection, database: Path | None, search: Search, after: Cursor | None, held: Sequence[str]
+    connection: Session, database: Path | None, search: Search, after: Cursor | None, held: Sequence[str]
 ) -> Listing:
     """Return a page of the tasks that fit, or of those that are `held`."""
     scanned = scan(connection, search, PAGE, budget_s=LOOK_S, after=after)
@@ -156,7 +156,7 @@ def look(
     return Listing(lines, reached, is_full, total, news_count, _unseen(connection, database, search))
 
 
-def _total(connection: sqlite3.Connection, search: Search, scanned: Scanned, after: Cursor | None) -> Counted | None:
+def _total(connection: Session, search: Search, scanned: Scanned, after: Cursor | None) -> Counted | None:
     """Return how many tasks fit. What the page shows may be all of them; and a long search is not begun again."""
     if after is None and len(scanned.rows) < PAGE:
         return Counted(len(scanned.rows), scanned.reached is not None)
@@ -165,7 +165,7 @@ def _total(connection: sqlite3.Connection, search: Search, scanned: Scanned, aft
     return count_up_to(connection, search, budget_s=COUNT_S)
 
 
-def _kept(connection: sqlite3.Connection, held: Sequence[str]) -> list[TaskRow]:
+def _kept(connection: Session, held: Sequence[str]) -> list[TaskRow]:
     found = fetch_ids(connection, held, SUMMARY)
     return [found[each] for each in held if each in found]
 
@@ -182,7 +182,7 @@ def _fault(row: TaskRow, messages: Mapping[str, str]) -> str:
     return why(row.error_code, messages.get(row.task_id), max_chars=MAX_CHARS, is_short=True)
 
 
-def _unseen(connection: sqlite3.Connection, database: Path | None, search: Search) -> tuple[tuple[str, int], ...]:
+def _unseen(connection: Session, database: Path | None, search: Search) -> tuple[tuple[str, int], ...]:
     """Return how many tasks run in the memory of which living process, if the search is for what runs."""
     is_for_running = search.statuses in ((), (TaskStatus.RUNNING,)) and search._replace(statuses=()).is_everything
     if database is None or not is_for_running:

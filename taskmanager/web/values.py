@@ -11,7 +11,7 @@ from taskmanager.console.documents import parsed
 from taskmanager.console.figures import cut
 from taskmanager.console.figures import size as file_size
 from taskmanager.model.escaping import escaped
-from taskmanager.store.sqlite.task_views import Part
+from taskmanager.store.sql.task_views import Part
 from taskmanager.web.site import FormatArguments
 
 MAX_SHOWN_CHARS: Final = 8_000

@@ -5,7 +5,6 @@ of those nodes alone that it shows.
 """
 
 import re
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,8 +24,9 @@ from taskmanager.model.states import WAITING
 from taskmanager.model.wording import counted, why
 from taskmanager.model.workflows import ENDED_WORKFLOW, WorkflowRow
 from taskmanager.store.protocol import Store
-from taskmanager.store.sqlite.queries import instances
-from taskmanager.store.sqlite.workflow_pages import (
+from taskmanager.store.sql.queries import instances
+from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.workflow_pages import (
     NodeAbout,
     WorkflowHead,
     node_ids_of,
@@ -36,7 +36,7 @@ from taskmanager.store.sqlite.workflow_pages import (
     workflow_outline,
     workflow_statuses,
 )
-from taskmanager.store.sqlite.workflow_views import Progress, progress_of, view_of, workflow_ids_like
+from taskmanager.store.sql.workflow_views import Progress, progress_of, view_of, workflow_ids_like
 from taskmanager.web import values
 from taskmanager.web.forms import audit
 from taskmanager.web.graph import MAX_BOXES, Box, Layout, layout_of
@@ -66,7 +66,7 @@ class Plans:
     def __repr__(self) -> str:
         return f"<Plans of {len(self._found)} workflows>"
 
-    def of(self, connection: sqlite3.Connection, row: WorkflowRow) -> Layout:
+    def of(self, connection: Session, row: WorkflowRow) -> Layout:
         """Return the layout of the graph of a workflow."""
         key = row.id, row.created_at, row.definition_key
         found = self._found.get(key)
@@ -136,7 +136,7 @@ def _start_of(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
 
 
-def _look(connection: sqlite3.Connection, database: Path | None, workflow_id: str, start: int | None) -> Found | None:
+def _look(connection: Session, database: Path | None, workflow_id: str, start: int | None) -> Found | None:
     head = workflow_head(connection, workflow_id)
     if head is None:
         return None

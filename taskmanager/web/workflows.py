@@ -1,6 +1,5 @@
 """The page of workflows: those that stand in no other one, newest first, each with how far it has come."""
 
-import sqlite3
 from collections.abc import Sequence
 from typing import Final, NamedTuple, get_args
 
@@ -8,9 +7,10 @@ from starlette.requests import Request
 
 from taskmanager.console.figures import MAX_CHARS, cause, stored_error
 from taskmanager.model.workflows import ENDED_WORKFLOW, WorkflowRow, WorkflowStatus
-from taskmanager.store.sqlite.windows import Cursor
-from taskmanager.store.sqlite.workflow_rows import fetch_workflows
-from taskmanager.store.sqlite.workflow_views import Progress, progress_of
+from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.windows import Cursor
+from taskmanager.store.sql.workflow_rows import fetch_workflows
+from taskmanager.store.sql.workflow_views import Progress, progress_of
 from taskmanager.web.filters import cursor_of, cursor_text
 from taskmanager.web.render import View
 from taskmanager.web.site import site_of
@@ -48,9 +48,7 @@ async def show(request: Request) -> View:
     return View("workflows.html", shown)
 
 
-def _look(
-    connection: sqlite3.Connection, status: str | None, name: str | None, before: Cursor | None
-) -> Sequence[Line]:
+def _look(connection: Session, status: str | None, name: str | None, before: Cursor | None) -> Sequence[Line]:
     rows = fetch_workflows(connection, status, name, PAGE + 1, before)
     progress = progress_of(connection, [row.id for row in rows])
     return [Line(row, progress.get(row.id, Progress(0, 0)), _why(row)) for row in rows]

@@ -136,7 +136,8 @@ import asyncio, os, sqlite3, sys
 from taskmanager.model.record import TaskWrite
 from taskmanager.rules.claims import Room, Starting
 from taskmanager.store.protocol import ClaimRequest
-from taskmanager.store.sqlite import SqliteStore, claims
+from taskmanager.store.sql import claims
+from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite.connection import configure_writer
 from tests.contract.rows import task
 

@@ -34,8 +34,9 @@ from datetime import timedelta
 _, database, name, point = sys.argv
 os.chdir(os.path.dirname(database))
 import orders, outside
-from taskmanager.store.sqlite import SqliteStore, claims, events, transitions
-from taskmanager.store.sqlite.connection import transaction
+from taskmanager.store.sql import claims, events, transitions
+from taskmanager.store.sqlite import SqliteStore
+
 from taskmanager.testing import isolated
 
 passed = Counter()
@@ -45,17 +46,19 @@ def pass_by(place):
     if point == f"{{place}} {{passed[place]}}":
         os.kill(os.getpid(), signal.SIGKILL)
 
+real = SqliteSession.transaction
+
 @contextmanager
 def deadly(connection):
     count = connection.total_changes
-    with transaction(connection):
+    with connection.transaction():
         yield
         if is_any := connection.total_changes > count:
             pass_by("before a commit")
     if is_any:
         pass_by("after a commit")
 
-claims.transaction = events.transaction = transitions.transaction = deadly
+SqliteSession.transaction = deadly
 
 def around(what, function):
     def call(*args, **kwargs):

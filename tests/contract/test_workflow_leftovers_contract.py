@@ -1,12 +1,11 @@
 """What every store does with what is left of a workflow that another program has deleted by halves."""
 
-import sqlite3
-
 import pytest
 
 from taskmanager.model.ids import node_task_id
 from taskmanager.store.protocol import Store, TaskFilter
-from taskmanager.store.sqlite.verbs import Verbs
+from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.verbs import Verbs
 from tests.contract.graphs import NOW, ROOT, N, end, graph, start, status, task_of
 
 pytestmark = pytest.mark.anyio
@@ -15,7 +14,7 @@ pytestmark = pytest.mark.anyio
 async def delete_workflow(store: Store, *, is_whole: bool) -> None:
     """Delete the workflow with all that refers to it, or as a tool does that knows no foreign keys."""
 
-    def work(connection: sqlite3.Connection) -> None:
+    def work(connection: Session) -> None:
         connection.execute(f"PRAGMA foreign_keys = {int(is_whole)}")
         connection.execute("DELETE FROM taskmanager_workflows")
         connection.execute("PRAGMA foreign_keys = 1")

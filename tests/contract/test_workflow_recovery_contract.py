@@ -4,7 +4,6 @@ Each step does nothing where nothing is wrong, and nothing more when it is done 
 """
 
 import json
-import sqlite3
 from typing import Any
 
 import pytest
@@ -12,8 +11,8 @@ import pytest
 from taskmanager.model.ids import child_workflow_id, node_task_id
 from taskmanager.model.workflows import HELD
 from taskmanager.store.protocol import Store
-from taskmanager.store.sqlite.connection import transaction
-from taskmanager.store.sqlite.verbs import Verbs
+from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.verbs import Verbs
 from taskmanager.store.workflow_protocol import Advance
 from tests.contract.graphs import (
     NOW,
@@ -39,8 +38,8 @@ LATER = NOW + GRACE
 async def sql(store: Store, statement: str, **given: Any) -> None:
     """What another program does to the file."""
 
-    def work(connection: sqlite3.Connection) -> None:
-        with transaction(connection):
+    def work(connection: Session) -> None:
+        with connection.transaction():
             connection.execute(statement, given)
 
     assert isinstance(store, Verbs)

@@ -5,6 +5,7 @@ stops at is the first that writes a row of that status (and of that task), or an
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ from typing import Any
 from taskmanager import TaskManager
 from taskmanager.model.record import TaskRow, Write
 from taskmanager.store.protocol import ClaimRequest, CommitReport
-from taskmanager.store.sqlite import SqliteStore, schema, transitions
+from taskmanager.store.sqlite import SqliteStore
+from taskmanager.store.sqlite.session import SqliteSession
 from tests.crash.jobs import note
 
 Pause = dict[str, Any]
@@ -62,21 +64,23 @@ def install(manager: TaskManager, pause: Pause) -> None:
     store.pause = pause
     manager._make_store = lambda: store
     if pause["point"] == "inside":
-        transitions.transaction = _stops_before_commit(store)  # type: ignore[attr-defined]
+        _stop_before_commit(store, "transitions")
     elif pause["point"] == "migration":
         store.is_armed = True
-        schema.transaction = _stops_before_commit(store)  # type: ignore[attr-defined]
+        _stop_before_commit(store, "schema")
 
 
-def _stops_before_commit(store: PausingStore) -> Any:
-    real = transitions.transaction  # type: ignore[attr-defined]
+def _stop_before_commit(store: PausingStore, module: str) -> None:
+    """Let the transactions that this module opens stop before they are committed."""
+    real: Any = SqliteSession.transaction
 
     @contextmanager
-    def transaction(connection: Any) -> Iterator[None]:
-        with real(connection):
+    def transaction(session: Any, *, is_beside: bool = False) -> Iterator[None]:
+        is_meant = sys._getframe(2).f_globals["__name__"].endswith(f".{module}")
+        with real(session, is_beside=is_beside):
             yield
-            if store.is_armed:
+            if is_meant and store.is_armed:
                 note("paused")
                 time.sleep(3_600)
 
-    return transaction
+    SqliteSession.transaction = transaction  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ from tests.crash.stage import Stage, staged
 PROGRAM = """
 import asyncio, os, signal
 from taskmanager import FailedTask, TaskManager
-from taskmanager.store.sqlite import statements, transitions
+from taskmanager.store.sql import statements, transitions
 
 class Sealed:
     def encode(self, data: bytes, /) -> bytes:

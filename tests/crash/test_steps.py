@@ -15,7 +15,7 @@ from tests.crash.stage import Stage, staged
 PROGRAM = """
 import asyncio, signal, time
 from taskmanager import StepFailed, TaskManager, current_step, step
-from taskmanager.store.sqlite import transitions
+from taskmanager.store.sql import transitions
 
 _, database, name, point, *words = sys.argv
 manager = TaskManager(database, store_poll=0.05, commit_interval=0.01)

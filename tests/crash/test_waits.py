@@ -15,26 +15,32 @@ PROGRAM = """
 import asyncio, signal
 from contextlib import contextmanager
 from taskmanager import TaskManager, current_task, sleep, step, wait_for
-from taskmanager.store.sqlite import claims, events, transitions
-from taskmanager.store.sqlite.connection import transaction
+from taskmanager.store.sqlite.session import SqliteSession
+
 
 _, database, name, point, *words = sys.argv
 run_queues = () if "sends" in words else None
 manager = TaskManager(database, store_poll=0.05, commit_interval=0.01, run_queues=run_queues)
 count = 0
 
+real = SqliteSession.transaction
+
 @contextmanager
-def deadly(connection):
+def deadly(connection, *, is_beside=False):
     global count
+    if sys._getframe(2).f_globals["__name__"].rpartition(".")[2] not in ("claims", "events", "transitions"):
+        with real(connection, is_beside=is_beside):
+            yield
+        return
     count += 1
-    with transaction(connection):
+    with real(connection, is_beside=is_beside):
         yield
         if point == f"before {count}":
             os.kill(os.getpid(), signal.SIGKILL)
     if point == f"after {count}":
         os.kill(os.getpid(), signal.SIGKILL)
 
-claims.transaction = events.transaction = transitions.transaction = deadly
+SqliteSession.transaction = deadly
 
 async def work(number: int) -> int:
     note(f"ran {number}")

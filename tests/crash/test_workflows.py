@@ -17,7 +17,7 @@ from tests.crash.stage import Stage, staged
 PROGRAM = """
 import asyncio, signal, time
 from taskmanager import RecoveryConfig, TaskManager, TaskResult, Workflow
-from taskmanager.store.sqlite import claims, transitions
+from taskmanager.store.sql import claims, transitions
 
 _, database, name, point, *words = sys.argv
 recovery = RecoveryConfig(check_interval_ms=1000, crashed_worker_recovery_grace_ms=0, crash_budget=1000)

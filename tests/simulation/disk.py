@@ -19,7 +19,9 @@ from taskmanager.model.schedule import ScheduleRow
 from taskmanager.model.states import TERMINAL
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Beat, Beater, Store
-from taskmanager.store.sqlite import schedules
+from taskmanager.store.sql import schedules
+from taskmanager.store.sql.queries import fetch_ids, task_rows
+from taskmanager.store.sql.statements import ATTEMPT_COLUMNS, LIVE_SQL
 from taskmanager.store.sqlite.connection import (
     Connection,
     configure_reader,
@@ -28,11 +30,11 @@ from taskmanager.store.sqlite.connection import (
     translate,
 )
 from taskmanager.store.sqlite.files import Files
-from taskmanager.store.sqlite.queries import fetch_ids, task_rows
 from taskmanager.store.sqlite.schema import migrate
+from taskmanager.store.sqlite.session import SqliteSession
 from taskmanager.store.sqlite.stamp import LogStamp
-from taskmanager.store.sqlite.statements import ATTEMPT_COLUMNS, LIVE_SQL
 from taskmanager.store.sqlite.store import SqliteStore
+from tests.sessions import connect
 from tests.simulation.steps import settled
 from tests.simulation.waits import ended_too_early, latest_due
 from tests.simulation.workflows import RECOVER, Graphs, read_graphs
@@ -115,7 +117,7 @@ class Connected(Protocol):
         ...
 
 
-def read_attempts(connection: sqlite3.Connection, condition: str = "", *values: int) -> Attempts:
+def read_attempts(connection: SqliteSession, condition: str = "", *values: int) -> Attempts:
     """Those that the condition names, or all."""
     names = ", ".join(ATTEMPT_COLUMNS)
     rows = connection.execute(f"SELECT {names} FROM taskmanager_task_attempts {condition}", values).fetchall()
@@ -125,7 +127,7 @@ def read_attempts(connection: sqlite3.Connection, condition: str = "", *values: 
 _COUNTED = ("started", "completed", "failed", "cancelled", "expired", "interrupted")
 
 
-def read_figures(connection: sqlite3.Connection) -> dict[str, int]:
+def read_figures(connection: SqliteSession) -> dict[str, int]:
     """Their sums, by the hour."""
     sums = ", ".join(f"coalesce(sum({name}), 0)" for name in _COUNTED)
     found = connection.execute(f"SELECT {sums} FROM taskmanager_figures WHERE span = 3600").fetchone()
@@ -302,16 +304,16 @@ class InlineConnection(Connection):
 
     __slots__ = ("_raw",)
 
-    def __init__(self, path: str, configure: Callable[[sqlite3.Connection], None]) -> None:
+    def __init__(self, path: str, configure: Callable[[SqliteSession], None]) -> None:
         self._path = path
-        self._raw = sqlite3.connect(path, isolation_level=None, timeout=0)
+        self._raw = connect(path, isolation_level=None, timeout=0)
         try:
             configure(self._raw)
         except sqlite3.Error as error:
             self.cut()
             raise translate(path, error) from error
 
-    async def hop(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+    async def hop(self, work: Callable[[SqliteSession, *Ts], R], *args: *Ts) -> R:
         try:
             return work(self._raw, *args)
         except sqlite3.Error as error:
@@ -337,7 +339,7 @@ class InlineSqliteStore(SqliteStore):
         self._reader = InlineConnection(self.path, configure_reader)
         self._files = Files.of(self.path)
 
-    def _configure(self, connection: sqlite3.Connection) -> None:
+    def _configure(self, connection: SqliteSession) -> None:
         configure_writer(connection, self._synchronous)
         connection.execute("PRAGMA synchronous = OFF")  # nobody cuts the power here
         migrate(connection, self.path)
@@ -385,7 +387,7 @@ class FileDisk:
         first = InlineSqliteStore(path, synchronous="normal")
         _finish(first.open())
         _finish(first.close())
-        self._judge = sqlite3.connect(path, isolation_level=None)
+        self._judge = connect(path, isolation_level=None)
         self._judged = Files.of(str(path))
         self._seen: object = None
         self._look_count = 0
@@ -402,13 +404,13 @@ class FileDisk:
         for name in (self.path, *(self.path.with_name(f"{self.path.name}-{end}") for end in ("wal", "shm"))):
             name.unlink(missing_ok=True)
         self._judge.close()
-        self._judge = sqlite3.connect(":memory:", isolation_level=None)
+        self._judge = connect(":memory:", isolation_level=None)
         migrate(self._judge, ":memory:")
         self._forget()
 
     def keep_copy(self) -> None:
         """Somebody makes a backup."""
-        with closing(sqlite3.connect(self._copy)) as copy:
+        with closing(connect(self._copy)) as copy:
             self._judge.backup(copy)
 
     def restore(self) -> tuple[dict[str, TaskRow], Attempts]:
@@ -421,7 +423,7 @@ class FileDisk:
 
     def _open_anew(self) -> None:
         self._judge.close()
-        self._judge = sqlite3.connect(self.path, isolation_level=None)
+        self._judge = connect(self.path, isolation_level=None)
         self._judged = Files.of(str(self.path))
         self._forget()
 

@@ -17,7 +17,7 @@ from taskmanager import QueueConfig, RecoveryConfig, TaskManager
 from taskmanager.engine import instance
 from taskmanager.engine.listeners import Listeners
 from taskmanager.model import ids
-from taskmanager.store.sqlite import beat, stamp, wal
+from taskmanager.store.sqlite import beat, session, stamp
 from taskmanager.testing import WallClock
 from tests.simulation.batches import Batches
 from tests.simulation.checks import Checks
@@ -379,10 +379,10 @@ def inhabited(world: World) -> Iterator[None]:
     logger = logging.getLogger("taskmanager")
     handler = _ToLines(world)
     kept = ids._sequence, random.getstate(), logger.level, logger.propagate, instance.lock_path
-    machine: Any = (stamp._CLOCK, stamp.os, beat.BUSY_TIMEOUT_S, wal.BUSY_TIMEOUT_S)  # type: ignore[attr-defined]  # what they look at
+    machine: Any = (stamp._CLOCK, stamp.os, beat.BUSY_TIMEOUT_S, session.BUSY_TIMEOUT_S)  # type: ignore[attr-defined]  # what they look at
     if isinstance(world.disk, FileDisk):
         stamp._CLOCK, stamp.os = world.clock, FileTimes(world.disk)  # type: ignore[misc, attr-defined]
-    beat.BUSY_TIMEOUT_S = wal.BUSY_TIMEOUT_S = 0.0  # type: ignore[misc]
+    beat.BUSY_TIMEOUT_S = session.BUSY_TIMEOUT_S = 0.0  # type: ignore[misc]
     ids._sequence = _Ids()  # type: ignore[assignment]
     instance.lock_path = cache(instance.lock_path)  # a tenth of the time of a seed would be spent on paths
     show_life = instance.InstanceLock.show_life
@@ -398,7 +398,7 @@ def inhabited(world: World) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         ids._sequence, state, logger.level, logger.propagate, instance.lock_path = kept
-        stamp._CLOCK, stamp.os, beat.BUSY_TIMEOUT_S, wal.BUSY_TIMEOUT_S = machine  # type: ignore[misc, attr-defined]
+        stamp._CLOCK, stamp.os, beat.BUSY_TIMEOUT_S, session.BUSY_TIMEOUT_S = machine  # type: ignore[misc, attr-defined]
         instance.InstanceLock.show_life = show_life  # type: ignore[method-assign]
         Listeners._note = note  # type: ignore[method-assign]
         random.setstate(state)

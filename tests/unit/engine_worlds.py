@@ -11,8 +11,8 @@ from taskmanager.engine.phases import Phase
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TERMINAL
 from taskmanager.store.memory import MemoryStore
-from taskmanager.store.sqlite.queries import fetch_attempts, task_rows
-from taskmanager.store.sqlite.statements import TASK_COLUMNS
+from taskmanager.store.sql.queries import fetch_attempts, task_rows
+from taskmanager.store.sql.statements import TASK_COLUMNS
 from taskmanager.testing import Fault, FaultyStore, World, isolated
 
 TURNS = 2_000

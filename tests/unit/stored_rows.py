@@ -1,25 +1,26 @@
 """Files in memory with rows that nothing has checked, for tests of what is read from them."""
 
-import sqlite3
 from contextlib import closing
 from typing import Any, Final
 
 from taskmanager.model.record import TaskRow
+from taskmanager.store.sql.rows import text_of
 from taskmanager.store.sqlite import schema
-from taskmanager.store.sqlite.rows import text_of
+from taskmanager.store.sqlite.session import SqliteSession
+from tests.sessions import connect
 
 COLUMNS: Final = ("id", *TaskRow._fields[1:])
 
 
-def database() -> "closing[sqlite3.Connection]":
+def database() -> "closing[SqliteSession]":
     """Our tables, in memory."""
-    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection = connect(":memory:", isolation_level=None)
     connection.text_factory = text_of
     schema.create(connection, schema.migrations())
     return closing(connection)
 
 
-def put(connection: sqlite3.Connection, *rows: TaskRow | dict[str, Any]) -> None:
+def put(connection: SqliteSession, *rows: TaskRow | dict[str, Any]) -> None:
     for row in rows:
         values = row if isinstance(row, dict) else dict(zip(COLUMNS, row, strict=True))
         names, marks = (

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -25,10 +24,12 @@ from taskmanager.engine.instance import PUT_BACK_S, InstanceLock
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskWrite
 from taskmanager.model.report import InstanceReport
-from taskmanager.store.sqlite.queries import counts
+from taskmanager.store.sql.queries import counts
+from taskmanager.store.sql.statistics import statistics
 from taskmanager.store.sqlite.reading import open_read_only
-from taskmanager.store.sqlite.statistics import statistics
+from taskmanager.store.sqlite.session import SqliteSession
 from tests.contract.rows import task
+from tests.sessions import connect
 from tests.unit.cli import workflow_file
 from tests.unit.console_overviews import BAD_DAY, BUSY
 
@@ -89,7 +90,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def write(path: Path, sql: str, *values: object) -> None:
-    with closing(sqlite3.connect(path)) as connection, connection:
+    with closing(connect(path)) as connection, connection:
         connection.execute(sql, values)
 
 
@@ -361,7 +362,7 @@ class Counted:
         self.count = 0
 
     @contextmanager
-    def __call__(self, path: Path) -> Iterator[sqlite3.Connection]:
+    def __call__(self, path: Path) -> Iterator[SqliteSession]:
         self.count += 1
         with open_read_only(path) as connection:
             yield connection

@@ -260,7 +260,7 @@ async def test_console_on_the_loop_counts_no_more_than_a_cap(
     tmp_path: Path, status: TaskStatus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A million rows that wait or have failed would take half a second. What is shown then is true: "3+ waiting"."""
-    monkeypatch.setattr("taskmanager.store.sqlite.statistics.COUNT_CAP", 3)
+    monkeypatch.setattr("taskmanager.store.sql.statistics.COUNT_CAP", 3)
     store = SqliteStore(tmp_path / "tasks.db")
     await store.open()
     ended = {TaskStatus.FAILED: {"failed_at": NOW}, TaskStatus.COMPLETED: {"completed_at": NOW}}.get(status, {})

@@ -15,12 +15,15 @@ from taskmanager.rules.figures import Span
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.noted import COUNTS, WAITED, Noted
 from taskmanager.store.protocol import ClaimRequest
-from taskmanager.store.sqlite import SqliteStore, transitions
-from taskmanager.store.sqlite.counting import MAX_KEPT, MAX_NAMES, Counting, add_counted
-from taskmanager.store.sqlite.figures import series
-from taskmanager.store.sqlite.rows import Undecodable
+from taskmanager.store.sql import transitions
+from taskmanager.store.sql.counting import MAX_KEPT, MAX_NAMES, Counting, add_counted
+from taskmanager.store.sql.figures import series
+from taskmanager.store.sql.rows import Undecodable
+from taskmanager.store.sqlite import SqliteStore
+from taskmanager.store.sqlite.session import SqliteSession
 from taskmanager.store.statistics import Figures
 from tests.contract.rows import ME, attempt, task
+from tests.sessions import connect
 
 pytestmark = pytest.mark.anyio
 
@@ -67,7 +70,7 @@ def begun(task_id: str, *, sent: int = 0, started: int = 0, name: str = "app:job
 
 
 def read(path: Path, span: Span = Span.MINUTE) -> list[Figures]:
-    with closing(sqlite3.connect(path)) as connection:
+    with closing(connect(path)) as connection:
         return series(connection, span, 0, 1 << 62)
 
 
@@ -123,7 +126,7 @@ async def test_a_commit_that_rolls_back_counts_nothing(path: Path, clock: Hands)
     """Its batch comes again. What was counted before is not lost with it."""
     store = await opened(path, clock)
     await store.commit([history("a")])
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+    with closing(connect(path, isolation_level=None)) as other:
         other.execute("CREATE TRIGGER full BEFORE INSERT ON taskmanager_tasks BEGIN SELECT raise(ABORT, 'full'); END")
         report = await store.commit([history("c")])
         assert set(report.rejected) == {"c"}
@@ -142,11 +145,13 @@ async def test_a_commit_that_rolls_back_counts_nothing(path: Path, clock: Hands)
 class Failing:
     """A connection whose next commit arrives, and says that it has not."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: SqliteSession) -> None:
         self._connection = connection
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
+
+    transaction = SqliteSession.transaction
 
     def commit(self) -> None:
         self._connection.commit()
@@ -161,7 +166,7 @@ async def test_a_commit_of_unknown_fate_counts_nothing_twice(path: Path, clock: 
     writer = store._writer
     assert writer is not None
 
-    def fails(connection: sqlite3.Connection) -> None:
+    def fails(connection: SqliteSession) -> None:
         failing: Any = Failing(connection)
         if what == "commit":
             transitions.commit(failing, [begun("b")], store._counting)

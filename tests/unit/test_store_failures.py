@@ -1,22 +1,22 @@
-"""`taskmanager.store.sqlite.failures`: what fails, grouped by function and code."""
+"""`taskmanager.store.sql.failures`: what fails, grouped by function and code."""
 
 import json
 import random
-import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
 
 from taskmanager.model.record import TaskRow
-from taskmanager.store.sqlite import windows
-from taskmanager.store.sqlite.failures import MESSAGE_CHARS, FailureGroup, FailureGroups, failure_groups
+from taskmanager.store.sql import windows
+from taskmanager.store.sql.failures import MESSAGE_CHARS, FailureGroup, FailureGroups, failure_groups
+from taskmanager.store.sqlite.session import SqliteSession
 from tests.contract.rows import task
 from tests.unit.stored_rows import COLUMNS, database, put
 
 
 @pytest.fixture
-def connection() -> Iterator[sqlite3.Connection]:
+def connection() -> Iterator[SqliteSession]:
     with database() as made:
         yield made
 
@@ -27,7 +27,7 @@ def failed(task_id: str, at: int, message: str = "no", **changes: object) -> Tas
     return row._replace(**changes)  # type: ignore[arg-type]
 
 
-def test_failures_are_grouped_with_the_last_message(connection: sqlite3.Connection) -> None:
+def test_failures_are_grouped_with_the_last_message(connection: SqliteSession) -> None:
     """The last one is the one that failed last, whenever it was sent."""
     put(
         connection,
@@ -50,7 +50,7 @@ def test_failures_are_grouped_with_the_last_message(connection: sqlite3.Connecti
     )
 
 
-def test_failures_since_an_instant_are_counted_alone(connection: sqlite3.Connection) -> None:
+def test_failures_since_an_instant_are_counted_alone(connection: SqliteSession) -> None:
     """A group says when its first one failed since then."""
     put(connection, *(failed(f"t{at}", at) for at in (100, 200, 300)))
     found = failure_groups(connection, 5, since=200)
@@ -58,7 +58,7 @@ def test_failures_since_an_instant_are_counted_alone(connection: sqlite3.Connect
 
 
 def test_failures_are_the_same_in_windows_of_any_size(
-    connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+    connection: SqliteSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups of many windows are put together as those of one."""
     chance = random.Random(5)
@@ -81,9 +81,7 @@ def test_failures_are_the_same_in_windows_of_any_size(
         }
 
 
-def test_failures_say_how_far_the_time_has_sufficed(
-    connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_say_how_far_the_time_has_sufficed(connection: SqliteSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest are counted first."""
     monkeypatch.setattr(windows, "FIRST_SIZE", 3)
     put(connection, *(failed(f"t{at}", at, sent_at=at) for at in range(10)))
@@ -92,7 +90,7 @@ def test_failures_say_how_far_the_time_has_sufficed(
     assert found.reached == (7, "")
 
 
-def test_failures_of_many_groups_are_cut_and_counted(connection: sqlite3.Connection) -> None:
+def test_failures_of_many_groups_are_cut_and_counted(connection: SqliteSession) -> None:
     """A hundred thousand functions do not make a page of a hundred thousand lines."""
     put(connection, *(failed(f"t{at}", at, task_name=f"job-{at}") for at in range(9)))
     found = failure_groups(connection, 5, limit=2)
@@ -100,7 +98,7 @@ def test_failures_of_many_groups_are_cut_and_counted(connection: sqlite3.Connect
     assert (found.group_count, found.reached) == (9, None)
 
 
-def test_failures_that_cannot_be_read_are_counted(connection: sqlite3.Connection) -> None:
+def test_failures_that_cannot_be_read_are_counted(connection: SqliteSession) -> None:
     """Names that are not UTF-8, a result that is no JSON or sealed, no code, no instant: each is a group."""
     plain = dict(zip(COLUMNS, failed("t", 10), strict=True))
     put(
@@ -118,6 +116,6 @@ def test_failures_that_cannot_be_read_are_counted(connection: sqlite3.Connection
     assert len(found["e"].message or "") == MESSAGE_CHARS
 
 
-def test_failures_of_an_empty_file_are_none(connection: sqlite3.Connection) -> None:
+def test_failures_of_an_empty_file_are_none(connection: SqliteSession) -> None:
     """Nothing has failed."""
     assert failure_groups(connection) == FailureGroups([], 0, None)

@@ -1,6 +1,5 @@
 """The figures of time, as they are read: by minute or hour, over all tasks, and by task and queue."""
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -9,19 +8,21 @@ import pytest
 from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.rules.figures import Span
 from taskmanager.store.noted import COUNTS
-from taskmanager.store.sqlite.counting import FigureKey, add
-from taskmanager.store.sqlite.figures import by_queue, series, total
+from taskmanager.store.sql.counting import FigureKey, add
+from taskmanager.store.sql.figures import by_queue, series, total
+from taskmanager.store.sql.statistics import statistics
 from taskmanager.store.sqlite.schema import migrate
-from taskmanager.store.sqlite.statistics import statistics
+from taskmanager.store.sqlite.session import SqliteSession
 from taskmanager.web.past import HOUR, total_of
+from tests.sessions import connect
 
 NOW = 1_796_000_400_000_000
 NOW -= NOW % HOUR_US
 
 
 @pytest.fixture
-def connection() -> Iterator[sqlite3.Connection]:
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
+def connection() -> Iterator[SqliteSession]:
+    with closing(connect(":memory:", isolation_level=None)) as made:
         migrate(made, "tasks.db")
         yield made
 
@@ -33,11 +34,11 @@ def counts(**of: int) -> list[int]:
     return found
 
 
-def put(connection: sqlite3.Connection, minute: int, task_name: str, queue_name: str = "default", **of: int) -> None:
+def put(connection: SqliteSession, minute: int, task_name: str, queue_name: str = "default", **of: int) -> None:
     add(connection, {FigureKey(60, NOW + minute * MINUTE_US, task_name, queue_name): counts(**of)})
 
 
-def test_figures_added_twice_to_a_span_are_added_up(connection: sqlite3.Connection) -> None:
+def test_figures_added_twice_to_a_span_are_added_up(connection: SqliteSession) -> None:
     """Each column by itself, whoever adds it."""
     for number, name in enumerate(COUNTS, 1):
         put(connection, 0, "a", **{name: number})
@@ -48,7 +49,7 @@ def test_figures_added_twice_to_a_span_are_added_up(connection: sqlite3.Connecti
     assert found.at == NOW
 
 
-def test_series_has_one_of_each_span_with_anything_oldest_first(connection: sqlite3.Connection) -> None:
+def test_series_has_one_of_each_span_with_anything_oldest_first(connection: SqliteSession) -> None:
     """The first is that in which `since` lies; all begin before `until`. Hours are no minutes."""
     for minute in (3, 0, 1, 5):
         put(connection, minute, "a", started=minute)
@@ -60,7 +61,7 @@ def test_series_has_one_of_each_span_with_anything_oldest_first(connection: sqli
     assert (hour.at, hour.started) == (NOW, 99)
 
 
-def test_series_of_one_task_or_queue_leaves_out_the_others(connection: sqlite3.Connection) -> None:
+def test_series_of_one_task_or_queue_leaves_out_the_others(connection: SqliteSession) -> None:
     for task_name, queue_name, count in (("a", "x", 1), ("a", "y", 2), ("b", "x", 4)):
         put(connection, 0, task_name, queue_name, completed=count)
 
@@ -74,7 +75,7 @@ def test_series_of_one_task_or_queue_leaves_out_the_others(connection: sqlite3.C
     assert completed(task_name="c") == []
 
 
-def test_queues_come_first_in_which_most_tasks_have_ended(connection: sqlite3.Connection) -> None:
+def test_queues_come_first_in_which_most_tasks_have_ended(connection: SqliteSession) -> None:
     """In whatever way; those with as many come by name. A limit leaves out the rest."""
     put(connection, 0, "x", "a", completed=3)
     put(connection, 1, "y", "a", failed=3, ran_4=1)
@@ -89,7 +90,7 @@ def test_queues_come_first_in_which_most_tasks_have_ended(connection: sqlite3.Co
     assert [name for name, _ in by_queue(connection, Span.MINUTE, NOW, NOW + HOUR_US, 2)] == ["b", "a"]
 
 
-def test_hour_of_the_screens_is_that_of_the_charts(connection: sqlite3.Connection) -> None:
+def test_hour_of_the_screens_is_that_of_the_charts(connection: SqliteSession) -> None:
     """The same 60 minutes, of which the last goes on: `status` and the dashboard say the same percentiles."""
     for minute in (-61, -60, -59, -1, 0):
         put(connection, minute, "a", started=1, waited_3=1)
@@ -102,7 +103,7 @@ def test_hour_of_the_screens_is_that_of_the_charts(connection: sqlite3.Connectio
         assert found.started == 3
 
 
-def test_total_is_the_sum_of_the_series(connection: sqlite3.Connection) -> None:
+def test_total_is_the_sum_of_the_series(connection: SqliteSession) -> None:
     """Where nothing has happened, it is nothing."""
     assert total(connection, Span.MINUTE, NOW, NOW + HOUR_US)[1:] == (*[0] * 7, (0,) * 16, (0,) * 16)
     put(connection, 0, "a", started=2, waited_3=2, retried=1)

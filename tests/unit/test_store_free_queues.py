@@ -1,6 +1,5 @@
 """Which functions wait in which queues, told to people within bounds."""
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +10,9 @@ from taskmanager.console.observer import look
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import MAX_FREE
-from taskmanager.store.sqlite.claims import free_queues
+from taskmanager.store.sql.claims import free_queues
+from taskmanager.store.sqlite.session import SqliteSession
+from tests.sessions import connect
 from tests.unit.cli.rich_file import write_empty
 
 MANY = 3 * MAX_FREE
@@ -28,12 +29,12 @@ def database(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def connection(database: Path) -> Iterator[sqlite3.Connection]:
-    with closing(sqlite3.connect(database)) as found:
+def connection(database: Path) -> Iterator[SqliteSession]:
+    with closing(connect(database)) as found:
         yield found
 
 
-def put(connection: sqlite3.Connection, names: str, count: int) -> None:
+def put(connection: SqliteSession, names: str, count: int) -> None:
     """Let so many tasks wait. `names` makes the names of function and queue from a number."""
     connection.execute(
         f"""
@@ -48,7 +49,7 @@ def put(connection: sqlite3.Connection, names: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("names", [ONE_OF_EACH, ONE_FUNCTION, ONE_QUEUE, SOME_OF_EACH])
-def test_bounded_look_tells_some_where_there_are_many(connection: sqlite3.Connection, names: str) -> None:
+def test_bounded_look_tells_some_where_there_are_many(connection: SqliteSession, names: str) -> None:
     """As many as say that there are more, and none that is not there."""
     put(connection, names, MANY)
     some = free_queues(connection, is_bounded=True)
@@ -57,13 +58,13 @@ def test_bounded_look_tells_some_where_there_are_many(connection: sqlite3.Connec
 
 
 @pytest.mark.parametrize("names", [ONE_OF_EACH, ONE_FUNCTION, ONE_QUEUE, SOME_OF_EACH])
-def test_bounded_look_tells_all_where_there_are_few(connection: sqlite3.Connection, names: str) -> None:
+def test_bounded_look_tells_all_where_there_are_few(connection: SqliteSession, names: str) -> None:
     """Less than the bound is everything."""
     put(connection, names, MAX_FREE - 1)
     assert free_queues(connection, is_bounded=True) == free_queues(connection)
 
 
-def test_overview_of_many_names_counts_all_tasks(database: Path, connection: sqlite3.Connection) -> None:
+def test_overview_of_many_names_counts_all_tasks(database: Path, connection: SqliteSession) -> None:
     """The queues that are shown say that more may wait in them, and the count by status has every task."""
     put(connection, ONE_OF_EACH, MANY)
     overview = look(database, connection, SystemClock())

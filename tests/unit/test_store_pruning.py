@@ -1,7 +1,6 @@
 """How much is deleted at once: what the last calls say takes some milliseconds."""
 
 import shutil
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -9,9 +8,10 @@ import pytest
 
 from taskmanager.model.record import TaskWrite
 from taskmanager.store.protocol import TaskFilter
+from taskmanager.store.sql.pruning import FEW, FIRST_SIZE, HOLD_S, BatchSize, purge
 from taskmanager.store.sqlite import SqliteStore
-from taskmanager.store.sqlite.pruning import FEW, FIRST_SIZE, HOLD_S, BatchSize, purge
 from tests.contract.rows import task
+from tests.sessions import connect
 
 
 @pytest.mark.req("RC-s7")
@@ -62,8 +62,8 @@ async def test_a_task_that_is_retried_in_the_last_moment_is_not_purged(tmp_path:
             somebody.execute(retry)
 
     with (
-        closing(sqlite3.connect(store.path, isolation_level=None)) as purging,
-        closing(sqlite3.connect(store.path, isolation_level=None)) as somebody,
+        closing(connect(store.path, isolation_level=None)) as purging,
+        closing(connect(store.path, isolation_level=None)) as somebody,
     ):
         purging.set_trace_callback(retry_before_the_lock)
         assert purge(purging, BatchSize(), BatchSize(), TaskFilter(), None, 100) == 1
@@ -85,6 +85,6 @@ async def test_all_of_it_goes_in_the_end_and_the_log_stays_small(tmp_path: Path)
         gone.append(await store.purge(TaskFilter(), None, 300))
     assert (gone[0], sum(gone)) == (FIRST_SIZE, 1_200)
     shutil.copyfile(store.path, tmp_path / "without its log.db")
-    with closing(sqlite3.connect(tmp_path / "without its log.db")) as connection:
+    with closing(connect(tmp_path / "without its log.db")) as connection:
         assert connection.execute("SELECT count(*) FROM taskmanager_tasks").fetchone() == (0,)
     await store.close()

@@ -15,9 +15,10 @@ import pytest
 from taskmanager import TaskManager
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.states import TaskStatus
+from taskmanager.store.sql.search import Search, find, find_ids, ids_like
 from taskmanager.store.sqlite import schema
-from taskmanager.store.sqlite.reading import open_read_only, snapshot
-from taskmanager.store.sqlite.search import Search, find, find_ids, ids_like
+from taskmanager.store.sqlite.reading import open_read_only
+from tests.sessions import connect
 from tests.unit.command_line import digest
 
 NOBODY: Final = 65534
@@ -47,7 +48,7 @@ import os, pathlib, sys
 from taskmanager.model.errors import StoreError
 from taskmanager.store.sqlite.reading import open_read_only
 from taskmanager.store.sqlite.schema import migrations
-from taskmanager.store.sqlite.search import Search, find
+from taskmanager.store.sql.search import Search, find
 
 migrations()
 os.chdir("/")
@@ -101,7 +102,7 @@ def test_a_stopped_file_is_read_and_stays_as_it_is(tmp_path: Path) -> None:
     """Byte for byte; SQLite's own side files may appear."""
     ids = write_three(tmp_path / "tasks.db")
     before = digest(tmp_path)
-    with open_read_only(tmp_path / "tasks.db") as connection, snapshot(connection):
+    with open_read_only(tmp_path / "tasks.db") as connection, connection.snapshot():
         rows = find(connection, Search(), 10)
     assert [row.task_id for row in rows] == sorted(ids, reverse=True)
     assert digest(tmp_path) == before
@@ -117,7 +118,7 @@ def test_a_file_that_a_crash_left_is_read_with_its_log(crashed: Path) -> None:
 
 def test_a_file_is_read_while_somebody_holds_the_write_lock(crashed: Path) -> None:
     """A reader neither waits for a writer nor takes its lock."""
-    writer = sqlite3.connect(crashed, isolation_level=None)
+    writer = connect(crashed, isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
     with open_read_only(crashed) as connection:
         assert len(find_ids(connection, Search())) == 3
@@ -168,13 +169,13 @@ def test_a_newer_and_an_older_schema_are_refused(tmp_path: Path, monkeypatch: py
     """Who only looks migrates nothing, and does not guess."""
     database = tmp_path / "tasks.db"
     write_three(database)
-    with sqlite3.connect(database) as connection:
+    with connect(database) as connection:
         connection.execute("UPDATE taskmanager_schema SET version = 999 WHERE version = 2")
     connection.close()
     with pytest.raises(StoreError, match="schema version 999"), open_read_only(database):
         pass
     database.unlink()
-    with monkeypatch.context() as patched, sqlite3.connect(database, isolation_level=None) as connection:
+    with monkeypatch.context() as patched, connect(database, isolation_level=None) as connection:
         first = schema.migrations()[:1]
         patched.setattr(schema, "migrations", lambda: first)
         schema.migrate(connection, str(database))
@@ -190,7 +191,7 @@ def test_a_file_that_is_not_ours_is_refused_and_nothing_is_made(tmp_path: Path) 
     """Each refusal says what the path leads to."""
     (tmp_path / "text.db").write_text("no database, and long enough to have a header" * 50)
     (tmp_path / "empty.db").touch()
-    with closing(sqlite3.connect(tmp_path / "other.db", isolation_level=None)) as connection:
+    with closing(connect(tmp_path / "other.db", isolation_level=None)) as connection:
         connection.execute("CREATE TABLE t (x)")
     for path, said in {
         tmp_path / "missing.db": "there is no file",

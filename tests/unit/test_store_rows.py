@@ -1,6 +1,5 @@
-"""`taskmanager.store.sqlite.rows`: rows in which something cannot be read, beside others that are as they should be."""
+"""`taskmanager.store.sql.rows`: rows in which something cannot be read, beside others that are as they should be."""
 
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,15 @@ from taskmanager.model.schedule import ScheduleFire
 from taskmanager.model.states import TaskStatus
 from taskmanager.rules.claims import Room, Starting
 from taskmanager.store.protocol import ClaimRequest, CommitReport, TaskFilter
+from taskmanager.store.sql.health import unreadable
+from taskmanager.store.sql.search import Search, find, find_ids, ids_like, memory_only, queue_names
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite.backup import back_up
-from taskmanager.store.sqlite.health import faults, unreadable
+from taskmanager.store.sqlite.health import faults
 from taskmanager.store.sqlite.reading import open_read_only
-from taskmanager.store.sqlite.search import Search, find, find_ids, ids_like, memory_only, queue_names
 from tests.acceptance.odd_files import DEAD, FREE, LOST, NOW, OTHERS, RUNNING, insert, made_file
 from tests.contract.rows import task
+from tests.sessions import connect
 
 pytestmark = pytest.mark.anyio
 
@@ -111,7 +112,7 @@ async def _claim_odd(path: Path, column: str, value: Any, taken_as: str) -> None
     assert row is not None
     assert (row.status, row.error_code, row.claimed_by_worker_id) == ("FAILED", "UNHANDLED_EXCEPTION", None)
     await store.close()
-    with closing(sqlite3.connect(path)) as connection:
+    with closing(connect(path)) as connection:
         connection.text_factory = bytes
         (left,) = connection.execute(f"SELECT {column} FROM taskmanager_tasks WHERE id = 'odd'").fetchone()
         assert connection.execute("PRAGMA integrity_check").fetchone() == (b"ok",)

@@ -1,9 +1,8 @@
-"""`taskmanager.store.sqlite.scanning`: every task that fits is found once, in pages, while others change."""
+"""`taskmanager.store.sql.scanning`: every task that fits is found once, in pages, while others change."""
 
 import json
 import random
 import re
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 
 from taskmanager.model.record import PAYLOAD, TaskRow
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.sqlite import scanning, windows
-from taskmanager.store.sqlite.scanning import (
+from taskmanager.store.sql import scanning, windows
+from taskmanager.store.sql.scanning import (
     TEXT_ROWS,
     Counted,
     count_up_to,
@@ -22,7 +21,8 @@ from taskmanager.store.sqlite.scanning import (
     page_ids,
     scan,
 )
-from taskmanager.store.sqlite.search import Search, exactly
+from taskmanager.store.sql.search import Search, exactly
+from taskmanager.store.sqlite.session import SqliteSession
 from tests.contract.rows import task
 from tests.unit.stored_rows import COLUMNS, database, put
 
@@ -45,7 +45,7 @@ WORDS = (
 
 
 @pytest.fixture
-def connection() -> Iterator[sqlite3.Connection]:
+def connection() -> Iterator[SqliteSession]:
     with database() as made:
         yield made
 
@@ -106,7 +106,7 @@ def expected(rows: Sequence[TaskRow], search: Search) -> list[Place]:
 
 
 def pages(
-    connection: sqlite3.Connection,
+    connection: SqliteSession,
     search: Search,
     limit: int,
     budget_s: float,
@@ -126,9 +126,7 @@ def pages(
         between()
 
 
-def ids_in_pages(
-    connection: sqlite3.Connection, search: Search, until: Place, limit: int, budget_s: float
-) -> list[Place]:
+def ids_in_pages(connection: SqliteSession, search: Search, until: Place, limit: int, budget_s: float) -> list[Place]:
     found: list[Place] = []
     after = None
     while True:
@@ -247,7 +245,7 @@ def test_scanning_neither_skips_nor_repeats_while_rows_change(
         assert set(expected(list(steady.values()), search)) <= set(found)
 
 
-def test_scanning_an_empty_file_is_complete_at_once(connection: sqlite3.Connection) -> None:
+def test_scanning_an_empty_file_is_complete_at_once(connection: SqliteSession) -> None:
     """Nothing is there, and nothing more to look at."""
     for search in (Search(), Search((TaskStatus.FAILED,)), Search(text="x"), Search(error_code="E")):
         assert scan(connection, search, 10) == ([], None)
@@ -256,7 +254,7 @@ def test_scanning_an_empty_file_is_complete_at_once(connection: sqlite3.Connecti
         assert page_ids(connection, search, LATER, None, 10) == ([], None)
 
 
-def test_scanning_goes_on_where_the_last_row_was_deleted(connection: sqlite3.Connection) -> None:
+def test_scanning_goes_on_where_the_last_row_was_deleted(connection: SqliteSession) -> None:
     """A place is the instant and the id, so it needs no row."""
     put(connection, *(task(f"t{number}", sent_at=number) for number in range(10)))
     page = scan(connection, Search(), 3)
@@ -265,7 +263,7 @@ def test_scanning_goes_on_where_the_last_row_was_deleted(connection: sqlite3.Con
     assert [row.task_id for row in scan(connection, Search(), 3, after=page.reached).rows] == ["t6", "t5", "t4"]
 
 
-def test_scanning_loads_no_payload(connection: sqlite3.Connection) -> None:
+def test_scanning_loads_no_payload(connection: SqliteSession) -> None:
     """A list needs none of the columns that may be large."""
     put(connection, task("t1", args="[1]", log='[{"at": 1}]', progress='{"percent": 5}', tags='{"a": "b"}'))
     (row,) = scan(connection, Search(), 5).rows
@@ -273,7 +271,7 @@ def test_scanning_loads_no_payload(connection: sqlite3.Connection) -> None:
     assert (row.progress, row.tags) == ('{"percent": 5}', '{"a": "b"}')
 
 
-def test_scanning_passes_unreadable_rows(connection: sqlite3.Connection) -> None:
+def test_scanning_passes_unreadable_rows(connection: SqliteSession) -> None:
     """Ids and names that are not UTF-8 are found and passed; nobody can name a lone surrogate in a file."""
     plain = dict(zip(COLUMNS, task("t1"), strict=True))
     odd = [plain | {"id": b"t\xff%d" % number, "task_name": b"na\xc3", "args": b'["\xfe"]'} for number in range(30)]
@@ -289,7 +287,7 @@ def test_scanning_passes_unreadable_rows(connection: sqlite3.Connection) -> None
         assert scan(connection, Search(), 50, after=(100, text)).reached is None
 
 
-def test_scanning_for_a_text_ends_after_so_many_tasks(connection: sqlite3.Connection) -> None:
+def test_scanning_for_a_text_ends_after_so_many_tasks(connection: SqliteSession) -> None:
     """Those are counted that fit the rest of the search. The reader can go on from there."""
     rows = ((f"{number:06d}", "FAILED" if number % 2 else "PENDING", number) for number in range(3 * TEXT_ROWS))
     connection.executemany(
@@ -306,7 +304,7 @@ def test_scanning_for_a_text_ends_after_so_many_tasks(connection: sqlite3.Connec
 
 
 @pytest.mark.parametrize("name", ["job", "st*r", "wh?t", "back\\slash", "back\\*slash", "set[1]", "\\"])
-def test_search_for_exactly_a_name_finds_that_one_alone(connection: sqlite3.Connection, name: str) -> None:
+def test_search_for_exactly_a_name_finds_that_one_alone(connection: SqliteSession, name: str) -> None:
     """A link to the tasks of a function must not mean others, whatever signs its name has."""
     others = ["star", "what", "back\\xslash", "set1", "jobs"]
     put(connection, *(task(each, task_name=each) for each in [name, *others]))

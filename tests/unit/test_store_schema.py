@@ -1,7 +1,6 @@
 """What another program has dropped of our tables, views and indexes is made anew, or named with its cure."""
 
 import logging
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from functools import cache
@@ -22,6 +21,8 @@ from taskmanager.store.sqlite.schema import (
     migrations,
     shape,
 )
+from taskmanager.store.sqlite.session import SqliteSession
+from tests.sessions import connect
 from tests.unit.cli.documents import DiagnosisDocument
 from tests.unit.command_line import taskmanager
 
@@ -30,21 +31,21 @@ Parts = dict[str, str]
 
 @cache
 def _image() -> bytes:
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+    with closing(connect(":memory:", isolation_level=None)) as connection:
         migrate(connection, "tasks.db")
         connection.execute("CREATE TABLE users (id INTEGER PRIMARY KEY)")
         fill(connection)
         return connection.serialize()
 
 
-def whole() -> sqlite3.Connection:
+def whole() -> SqliteSession:
     """A fresh database in memory, with a task and its attempt, and what another program keeps there."""
-    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection = connect(":memory:", isolation_level=None)
     connection.deserialize(_image())
     return connection
 
 
-def fill(connection: sqlite3.Connection) -> None:
+def fill(connection: SqliteSession) -> None:
     connection.execute(
         "INSERT INTO taskmanager_tasks (id, task_name, queue_name, priority, status, sent_at, enqueued_at, created_at,"
         " updated_at) VALUES ('t', 'job', 'default', 50, 'PENDING', 1, 1, 1, 1)"
@@ -55,13 +56,13 @@ def fill(connection: sqlite3.Connection) -> None:
     )
 
 
-def parts(connection: sqlite3.Connection) -> dict[str, tuple[str, str]]:
+def parts(connection: SqliteSession) -> dict[str, tuple[str, str]]:
     """Kind and definition of all that was made by a statement, by name."""
     rows = connection.execute("SELECT name, type, sql FROM sqlite_master WHERE sql IS NOT NULL")
     return {name: (kind, " ".join(sql.replace("IF NOT EXISTS ", "").split())) for name, kind, sql in rows}
 
 
-def drop(connection: sqlite3.Connection, kind: str, name: str) -> None:
+def drop(connection: SqliteSession, kind: str, name: str) -> None:
     """As another program does it: foreign keys are off, unless somebody has asked for them."""
     connection.execute(f"DROP {kind} IF EXISTS {name}")
 
@@ -105,7 +106,7 @@ def test_a_dropped_part_is_made_anew_and_the_rest_is_kept() -> None:
 
 def test_shape_of_newest_schema_is_stated() -> None:
     """A start that finds it looks no further. So it is that of a file to which all steps were applied."""
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+    with closing(connect(":memory:", isolation_level=None)) as connection:
         assert shape(connection) == ""
         for step in migrations():
             assert shape(connection) != NEWEST
@@ -151,9 +152,9 @@ DROPS_INDEX = Migration(98, "drops", "-- not used\nDROP INDEX taskmanager_tasks_
 ADDS = Migration(99, "adds", "CREATE INDEX taskmanager_queues_paused ON taskmanager_queues (paused_at);\n")
 
 
-def in_use(monkeypatch: pytest.MonkeyPatch, number: int) -> sqlite3.Connection:
+def in_use(monkeypatch: pytest.MonkeyPatch, number: int) -> SqliteSession:
     """A file of this version, in which two instances are registered."""
-    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection = connect(":memory:", isolation_level=None)
     steps = migrations()
     with monkeypatch.context() as patched:
         patched.setattr(schema, "migrations", lambda: [step for step in steps if step.version <= number])
@@ -237,7 +238,7 @@ CHANGES = {
 def test_a_changed_table_is_refused_by_name_and_doctor_finds_it(tmp_path: Path, change: str) -> None:
     """Nothing of another shape is taken for ours, or dropped by us. Start and doctor say the same."""
     database = tmp_path / "tasks.db"
-    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+    with closing(connect(database, isolation_level=None)) as connection:
         migrate(connection, str(database))
         connection.execute("CREATE TABLE users (id INTEGER PRIMARY KEY)")
         connection.executescript(change)
@@ -254,7 +255,7 @@ def test_a_changed_table_is_refused_by_name_and_doctor_finds_it(tmp_path: Path, 
 def test_doctor_names_what_is_missing_and_a_start_mends_it(tmp_path: Path, name: str) -> None:
     """Whoever is sent to doctor by a command learns there what to do, and it helps."""
     database = tmp_path / "tasks.db"
-    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+    with closing(connect(database, isolation_level=None)) as connection:
         migrate(connection, str(database))
         drop(connection, OURS[name], name)
         database.chmod(0o600)
@@ -278,7 +279,7 @@ async def test_tables_dropped_and_views_kept_is_no_end_of_all_starts(
 
     async with TaskManager(database) as first:
         await first.task(persist=True, name="job")(job).enqueue()
-    with closing(sqlite3.connect(database)) as connection, connection:
+    with closing(connect(database)) as connection, connection:
         for name in (each for each in OURS if OURS[each] == "table"):
             drop(connection, "TABLE", name)
     manager = TaskManager(database)
@@ -294,7 +295,7 @@ async def test_tables_dropped_and_views_kept_is_no_end_of_all_starts(
 
 def test_a_file_without_anything_of_ours_is_not_blamed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A new file, or one that only the application has used so far."""
-    with closing(sqlite3.connect(tmp_path / "app.db", isolation_level=None)) as connection:
+    with closing(connect(tmp_path / "app.db", isolation_level=None)) as connection:
         connection.execute("CREATE TABLE users (id INTEGER PRIMARY KEY)")
         with pytest.raises(StoreError, match="without tasks"):
             check_version(connection, "app.db")

@@ -20,17 +20,12 @@ from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
 from taskmanager.model.states import AttemptOutcome, TaskStatus
 from taskmanager.rules.claims import Room, Starting
 from taskmanager.store.protocol import ClaimRequest, CommitReport, TaskFilter
-from taskmanager.store.sqlite import (
-    SqliteStore,
-    claims,
-    connection,
-    queries,
-    schema,
-    statements,
-    wal,
-)
+from taskmanager.store.sql import claims, queries, statements
+from taskmanager.store.sqlite import SqliteStore, connection, schema, session, wal
+from taskmanager.store.sqlite.session import SqliteSession
 from taskmanager.store.sqlite.wal import WalLimits
 from tests.contract.rows import FREE_ROW
+from tests.sessions import connect
 
 pytestmark = pytest.mark.anyio
 # ruff: noqa: ASYNC240  # a test has its loop to itself
@@ -54,9 +49,9 @@ def task(task_id: str = "t1", **changes: Any) -> TaskRow:
 
 
 @contextmanager
-def plain(path: Path) -> Iterator[sqlite3.Connection]:
+def plain(path: Path) -> Iterator[SqliteSession]:
     """Somebody else's connection to the same file."""
-    with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other:
+    with closing(connect(path, isolation_level=None, timeout=0)) as other:
         yield other
 
 
@@ -269,7 +264,7 @@ async def test_pragmas_of_the_two_connections(path: Path, synchronous: connectio
     store = SqliteStore(path, synchronous=synchronous)
     await store.open()
 
-    def pragma(raw: sqlite3.Connection, name: str) -> int:
+    def pragma(raw: SqliteSession, name: str) -> int:
         (value,) = raw.execute(f"PRAGMA {name}").fetchone()
         return int(value)
 
@@ -291,7 +286,7 @@ async def test_only_a_commit_that_promises_something_waits_for_the_disk(
     await store.open()
     levels = []
 
-    def level(raw: sqlite3.Connection, *args: object) -> None:
+    def level(raw: SqliteSession, *args: object) -> None:
         levels.append(raw.execute("PRAGMA synchronous").fetchone())
         if args:
             raise sqlite3.OperationalError("disk I/O error")
@@ -347,7 +342,7 @@ async def test_a_full_disk_is_unavailability_and_leaves_no_transaction(path: Pat
     await store.open()
     assert store._writer is not None
 
-    def limit(raw: sqlite3.Connection, pages: int) -> None:
+    def limit(raw: SqliteSession, pages: int) -> None:
         raw.execute(f"PRAGMA max_page_count = {pages}").fetchone()
 
     await store._writer.hop(limit, 1)
@@ -465,7 +460,7 @@ async def test_a_file_that_was_well_when_it_was_opened_may_be_well_again(path: P
     await store.open()
     assert store._reader is not None
 
-    def unreadable(_: sqlite3.Connection) -> None:
+    def unreadable(_: SqliteSession) -> None:
         error = sqlite3.DatabaseError("database disk image is malformed")
         error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
         raise error
@@ -544,7 +539,7 @@ async def test_a_take_over_is_found_through_the_index_of_what_waits(path: Path) 
         *[
             (made.sql, [None] * made.sql.count("?"), "autoindex_taskmanager_tasks_1")
             for kind in (statements.UPDATE, *statements.STEPS.values(), statements.START, statements.SUCCESS)
-            for made in (statements.statement(kind, (), 1), statements.statement(kind, (), 8))
+            for made in (session.statement(kind, (), 1), session.statement(kind, (), 8))
         ],
     ],
 )
@@ -689,7 +684,7 @@ def test_a_forked_child_neither_uses_nor_closes_what_it_inherited(path: Path) ->
 async def test_batches_of_any_size_are_cut_into_full_statements(path: Path, count: int) -> None:
     """Padding is never stored, nothing is left out, and the statements are few."""
     names = [f"t{number}" for number in range(count)]
-    plain = sqlite3.connect(":memory:")
+    plain = connect(":memory:")
     plain.execute("CREATE TABLE texts (id, text, same)")
     sent: list[str] = []
     plain.set_trace_callback(sent.append)
@@ -698,7 +693,7 @@ async def test_batches_of_any_size_are_cut_into_full_statements(path: Path, coun
         ("id", "never", "text", "same"),
         ("never", "same"),
     )
-    assert statements.write(plain, kind, [(name, "n", name, "s") for name in names]) == count
+    assert plain.write(kind, [(name, "n", name, "s") for name in names]) == count
     assert plain.execute("SELECT * FROM texts ORDER BY rowid").fetchall() == [(name, name, "s") for name in names]
     assert len([text for text in sent if text.startswith("INSERT")]) <= 8
     plain.close()
@@ -716,7 +711,7 @@ async def test_a_claim_that_starts_rows_waits_for_the_disk(path: Path, monkeypat
     levels: list[int] = []
     claim = claims.claim
 
-    def watched(connection: sqlite3.Connection, *args: Any) -> list[TaskRow]:
+    def watched(connection: SqliteSession, *args: Any) -> list[TaskRow]:
         levels.extend(connection.execute("PRAGMA synchronous").fetchone())
         return claim(connection, *args)
 

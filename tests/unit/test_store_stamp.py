@@ -2,7 +2,6 @@
 
 import os
 import select
-import sqlite3
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -12,7 +11,10 @@ from typing import Any
 import pytest
 
 from taskmanager.store.memory import MemoryStore
-from taskmanager.store.sqlite import SqliteStore, queries, stamp
+from taskmanager.store.sqlite import SqliteStore, stamp
+from taskmanager.store.sqlite import store as store_module
+from taskmanager.store.sqlite.session import SqliteSession
+from tests.sessions import connect
 
 pytestmark = pytest.mark.anyio
 
@@ -28,13 +30,13 @@ def path(tmp_path: Path) -> Path:
 def thorough(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What each thorough look found."""
     found: list[int] = []
-    look = queries.data_version
+    look = store_module._data_version
 
-    def counted(connection: sqlite3.Connection) -> int:
+    def counted(connection: SqliteSession) -> int:
         found.append(look(connection))
         return found[-1]
 
-    monkeypatch.setattr(queries, "data_version", counted)
+    monkeypatch.setattr(store_module, "_data_version", counted)
     return found
 
 
@@ -48,7 +50,7 @@ def settle(path: Path) -> None:
 
 
 def write(path: Path, *statements: str) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+    with closing(connect(path, isolation_level=None)) as other:
         for each in statements:
             other.execute(each)
 

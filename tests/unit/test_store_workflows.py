@@ -1,7 +1,6 @@
 """What the statements about workflows cost, in steps of SQLite: by what follows from an end, not by the graph."""
 
 import re
-import sqlite3
 from collections.abc import Awaitable, Callable
 from types import ModuleType
 
@@ -10,7 +9,7 @@ import pytest
 from taskmanager.model.ids import node_task_id
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.store.memory import MemoryStore
-from taskmanager.store.sqlite import (
+from taskmanager.store.sql import (
     workflow_ends,
     workflow_pauses,
     workflow_recovery,
@@ -21,6 +20,7 @@ from taskmanager.store.sqlite import (
 )
 from taskmanager.store.sqlite.schema import create, migrations
 from tests.contract.graphs import ROOT, N, again, end, ended, graph, running, start
+from tests.sessions import connect
 
 pytestmark = pytest.mark.anyio
 MODULES = (
@@ -61,7 +61,7 @@ def queries(module: ModuleType) -> dict[str, str]:
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_no_statement_about_workflows_reads_a_whole_table(module: ModuleType) -> None:
     """Only lists of ids, which are given, and groups of what was found by them are gone through."""
-    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection = connect(":memory:", isolation_level=None)
     create(connection, migrations())
     found = queries(module)
     assert found

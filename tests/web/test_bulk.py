@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from taskmanager import TaskManager
-from taskmanager.store.sqlite.windows import Cursor
+from taskmanager.store.sql.windows import Cursor
 from taskmanager.web import bulk
 from taskmanager.web.bulk import PAGE, Course, course_of
 from tests.web.rows import DATABASE, first_failure, multiply, query

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from taskmanager.model.clock import HOUR_US, SECOND_US
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.sqlite.rows import Undecodable
+from taskmanager.store.sql.rows import Undecodable
 from taskmanager.web.filters import MAX_CHARS, Filter, cursor_of, cursor_text, read_filter, told
 
 NOW = 1_764_480_000_000_000

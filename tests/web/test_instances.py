@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from taskmanager.console.overview import Health
-from taskmanager.store.sqlite.loads import Load
+from taskmanager.store.sql.loads import Load
 from taskmanager.web.app import file_site, pages_of
 from taskmanager.web.guard import Guard
 from taskmanager.web.instances import cards_of, fate_of, state_of

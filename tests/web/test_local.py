@@ -1,6 +1,5 @@
 """Who gets in where `taskmanager web` serves a file: by the Host name, by the token, by the address it is bound to."""
 
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from httpx import Response
 
 from taskmanager.store.sqlite import schema
 from taskmanager.web.local import TokenAuth, everybody_here, file_dashboard, hosts_of, is_loopback
+from tests.sessions import connect
 from tests.web.visitor import Visitor, manager_on
 
 pytestmark = pytest.mark.anyio
@@ -174,7 +174,7 @@ async def test_health_of_a_file_says_whether_an_instance_lives(tmp_path: Path) -
 )
 async def test_file_of_another_version_or_state_is_a_page_too(file: Path, change: str, reason: str) -> None:
     """Every page says why and what to do, and looks again: 503 for as long as it takes, and for actions, too."""
-    with closing(sqlite3.connect(file)) as connection:
+    with closing(connect(file)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
         connection.executescript(f"{change}; BEGIN IMMEDIATE; PRAGMA user_version = 1; COMMIT")
         async with Visitor(file_dashboard(file, everybody_here, hosts=None)) as visitor:
@@ -190,7 +190,7 @@ async def test_file_of_another_version_or_state_is_a_page_too(file: Path, change
 async def test_file_that_waits_for_its_migration_is_a_page(tmp_path: Path) -> None:
     """It was written by an older version. The application brings it up to date, and nobody else."""
     file = tmp_path / "tasks.db"
-    with closing(sqlite3.connect(file)) as connection, connection:
+    with closing(connect(file)) as connection, connection:
         schema.create(connection, schema.migrations()[:2])
     async with Visitor(file_dashboard(file, everybody_here, hosts=None)) as visitor:
         page = await visitor.get("tasks")

@@ -9,7 +9,7 @@ import pytest
 from taskmanager import TaskManager, current_task
 from taskmanager.console.overview import NO_COUNTS
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.sqlite.scanning import COUNT_CAP
+from taskmanager.store.sql.scanning import COUNT_CAP
 from taskmanager.web.overview import MAX_ROWS, sentences_of, tiles_of, troubles_of, values_of
 from tests.unit.console_overviews import BAD_DAY, BUSY, EMPTY, queue
 from tests.web.visitor import manager_on, visit

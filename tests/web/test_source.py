@@ -1,7 +1,6 @@
 """Where the dashboard looks."""
 
 import asyncio
-import sqlite3
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -10,15 +9,18 @@ import pytest
 
 from taskmanager import TaskManager
 from taskmanager.console import observer
-from taskmanager.store.sqlite import statistics
+from taskmanager.store.sql import statistics
+from taskmanager.store.sql.session import Session
+from taskmanager.store.sqlite.session import SqliteSession
 from taskmanager.store.statistics import Statistics
 from taskmanager.web.source import Source
+from tests.sessions import connect
 from tests.web.visitor import manager_on, visit
 
 pytestmark = pytest.mark.anyio
 
 
-def sum_of(connection: sqlite3.Connection, one: int, *, other: int) -> int:
+def sum_of(connection: Session, one: int, *, other: int) -> int:
     found: int = connection.execute("SELECT ? + ?", (one, other)).fetchone()[0]
     return found
 
@@ -40,9 +42,9 @@ async def test_outcome_of_an_action_is_seen_behind_a_look_that_was_going_on(
     source = Source(tmp_path / "tasks.db", manager if is_running else None)
     read = observer.statistics
 
-    def pausing(connection: sqlite3.Connection, now: int) -> Statistics:
+    def pausing(connection: SqliteSession, now: int) -> Statistics:
         found = read(connection, now)
-        with closing(sqlite3.connect(tmp_path / "tasks.db")) as other, other:
+        with closing(connect(tmp_path / "tasks.db")) as other, other:
             other.execute("INSERT OR IGNORE INTO taskmanager_queues (queue_name, paused_at) VALUES ('mail', 1)")
         source.look_again()
         return found
@@ -111,7 +113,7 @@ async def test_page_is_shown_while_history_cannot_be_written(tmp_path: Path) -> 
     async def end() -> None: ...
 
     async with manager, visit(manager) as visitor:
-        with closing(sqlite3.connect(tmp_path / "tasks.db")) as other:
+        with closing(connect(tmp_path / "tasks.db")) as other:
             other.execute("BEGIN IMMEDIATE")
             await end.enqueue()
             assert "Tasks" in await visitor.text("tasks")

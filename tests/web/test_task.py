@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskManager, current_task, step
-from taskmanager.store.sqlite.task_views import Part
+from taskmanager.store.sql.task_views import Part
 from taskmanager.web import values
 from taskmanager.web.app import file_site, pages_of
 from taskmanager.web.guard import Guard

@@ -22,7 +22,7 @@ from taskmanager.model.escaping import escaped
 from taskmanager.model.states import WAITING
 from taskmanager.model.wording import counted, why
 from taskmanager.model.workflows import ENDED_WORKFLOW, NodeRow, WorkflowRow
-from taskmanager.store.sqlite.workflow_views import Progress, WorkflowView
+from taskmanager.store.sql.workflow_views import Progress, WorkflowView
 
 MAX_LINES: Final = 500
 """Of a graph with more lines, `--json` has all nodes."""

@@ -18,10 +18,9 @@ from typing import Final
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import remedy
-from taskmanager.store.sqlite.connection import primary_code
 from taskmanager.store.sqlite.files import open_existing
 from taskmanager.store.sqlite.health import damages
-from taskmanager.store.sqlite.reading import snapshot
+from taskmanager.store.sqlite.session import SqliteSession, primary_code
 
 STEP_PAGES: Final = 1_000
 """How many pages one step copies. Ctrl-C is heard between two steps. No writer waits for a step."""
@@ -29,7 +28,7 @@ MAX_FAULTS: Final = 3
 _SIDE_FILES: Final = ("-wal", "-shm", "-journal")
 
 
-def back_up(source: sqlite3.Connection, database: Path, file: Path, *, is_replacing: bool) -> int:
+def back_up(source: SqliteSession, database: Path, file: Path, *, is_replacing: bool) -> int:
     """Write what `source` sees of `database` to `file`, with mode 0600. Return the size in bytes.
 
     Raises `StoreError`, and changes nothing, if `file` exists already and `is_replacing` is false, if it belongs to the
@@ -58,8 +57,8 @@ def back_up(source: sqlite3.Connection, database: Path, file: Path, *, is_replac
     return size_bytes
 
 
-def _copy_pages(source: sqlite3.Connection, copy: sqlite3.Connection) -> None:
-    with snapshot(source):
+def _copy_pages(source: SqliteSession, copy: sqlite3.Connection) -> None:
+    with source.snapshot():
         source.execute("SELECT count(*) FROM sqlite_master").fetchone()  # or each step begins its own
         source.backup(copy, pages=STEP_PAGES, progress=_hear_signals)
 

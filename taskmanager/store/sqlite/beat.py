@@ -1,18 +1,18 @@
 """What instances write of themselves: their rows, signs of life by the heartbeat's own connection, and snapshots."""
 
 import sqlite3
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
-from taskmanager.store.constraints import encodable
-from taskmanager.store.protocol import Beat, InstanceRow
-from taskmanager.store.sqlite.connection import BUSY_TIMEOUT_S, primary_code, transaction, translate
+from taskmanager.store.protocol import Beat
+from taskmanager.store.sqlite.connection import translate
 from taskmanager.store.sqlite.files import Files, open_existing
+from taskmanager.store.sqlite.session import BUSY_TIMEOUT_S, SqliteSession, primary_code
 
 if TYPE_CHECKING:
-    from taskmanager.model.report import WorkerState
+    pass
 
 
 def _into(table: str, names: Sequence[str]) -> str:
@@ -20,7 +20,6 @@ def _into(table: str, names: Sequence[str]) -> str:
 
 
 _BEAT: Final = f"INSERT {_into('taskmanager_heartbeats', Beat._fields)}"
-_INSTANCE: Final = f"INSERT OR REPLACE {_into('taskmanager_instances', InstanceRow._fields)}"
 
 
 class SqliteBeater:
@@ -34,7 +33,7 @@ class SqliteBeater:
     def __init__(self, path: str, files: Callable[[], Files | None]) -> None:
         self._path = path
         self._files = files
-        self._connection: sqlite3.Connection | None = None
+        self._connection: SqliteSession | None = None
         self._connected_to: Files | None = None
 
     @property
@@ -51,14 +50,14 @@ class SqliteBeater:
             raise StoreUnavailable(f"{self._path} or its log was deleted or replaced; the store makes it anew")
         try:
             connection = self._opened()
-            with transaction(connection):
+            with connection.transaction():
                 connection.executemany(_BEAT, beats)
         except sqlite3.Error as exc:
             if primary_code(exc) != sqlite3.SQLITE_BUSY:
                 self.close()
             raise translate(self._path, exc) from exc
 
-    def _opened(self) -> sqlite3.Connection:
+    def _opened(self) -> SqliteSession:
         if self._connection is None:
             self._connected_to = self._files()
             self._connection = open_existing(self._path, "mode=rw", timeout=BUSY_TIMEOUT_S)
@@ -79,35 +78,3 @@ class SqliteBeater:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-
-def heartbeats(connection: sqlite3.Connection) -> list[tuple[str, str, int]]:
-    """See `Store.heartbeats`: the latest of each sender and role, by the order of their writing.
-
-    Not the one with the greatest instant: after a wall clock was stepped back, that one would never change again.
-    """
-    found = connection.execute(
-        "SELECT sender_id, role, sent_at, max(id) FROM taskmanager_heartbeats GROUP BY sender_id, role"
-    ).fetchall()
-    return [(sender, role, sent_at) for sender, role, sent_at, _ in found]
-
-
-def save_worker_state(connection: sqlite3.Connection, state: "WorkerState") -> None:
-    """See `Store.save_worker_state`."""
-    with transaction(connection):
-        connection.execute(f"INSERT {_into('taskmanager_worker_states', state._fields)}", state)
-
-
-def save_instance(connection: sqlite3.Connection, row: InstanceRow) -> None:
-    """See `Store.save_instance`."""
-    with transaction(connection):
-        # A process may be named after a file whose name is no UTF-8.
-        connection.execute(_INSTANCE, encodable(row))
-
-
-def forget_instances(connection: sqlite3.Connection, instance_ids: Collection[str]) -> None:
-    """See `Store.forget_instances`."""
-    with transaction(connection):
-        connection.executemany(
-            "DELETE FROM taskmanager_instances WHERE instance_id = CAST(? AS TEXT)", [(each,) for each in instance_ids]
-        )

@@ -11,7 +11,8 @@ import aiosqlite
 
 from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable
 from taskmanager.model.record import TaskRow
-from taskmanager.store.sqlite.statements import INSERT, statement
+from taskmanager.store.sql.statements import INSERT
+from taskmanager.store.sqlite.session import statement
 
 _FILES: Final = "PRAGMA database_list"
 """As a statement of its own: a SELECT of the same would begin the transaction with a snapshot, which can grow stale."""

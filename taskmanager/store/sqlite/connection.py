@@ -18,8 +18,9 @@ from aiosqlite.core import set_exception, set_result
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import MORE_THREADS, remedy
+from taskmanager.store.sql.rows import text_of
 from taskmanager.store.sqlite.files import IS_FORKED, FileConnection, open_existing
-from taskmanager.store.sqlite.rows import text_of
+from taskmanager.store.sqlite.session import BUSY_TIMEOUT_S, SqliteSession, primary_code
 
 Synchronous = Literal["full", "normal"]
 R = TypeVar("R")
@@ -30,7 +31,6 @@ _Queue = SimpleQueue[tuple[_Future | None, Callable[[], Any]]]
 
 THREAD_ENDS_S: Final = 1.0
 MINIMUM_SQLITE: Final = (3, 37, 0)
-BUSY_TIMEOUT_S: Final = 1.0
 INLINE_TIMEOUT_S: Final = 0.5
 """The same while the program waits for it at its end."""
 OPEN_PATIENCE_S: Final = 30.0
@@ -65,12 +65,6 @@ _BROKEN: Final = {
 }
 
 
-def primary_code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code of an error, 0 when SQLite had no part in it."""
-    code: int = getattr(error, "sqlite_errorcode", 0)
-    return code & 0xFF
-
-
 def has_no_room(error: StoreError) -> bool:
     """Whether a write found the disk full, or its quota: some file systems say only that it failed."""
     cause = error.__cause__
@@ -100,18 +94,6 @@ def translated(path: str) -> Iterator[None]:
         raise StoreError(f"{path} cannot hold that value: {error}") from error
 
 
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """A write transaction that is over when the block is, whatever happened in it."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        # The method gives the interpreter lock away once, where `execute("COMMIT")` does it five times.
-        connection.commit()
-    finally:
-        connection.rollback()  # does nothing once it is over, or where SQLite has rolled back by itself (full, I/O)
-
-
 class Threaded(aiosqlite.Connection):
     """A connection that its own thread opens, uses and closes. Await it to open it. It does whole functions.
 
@@ -121,7 +103,7 @@ class Threaded(aiosqlite.Connection):
     end. And where no loop runs, aiosqlite would make one, and leave it open.
     """
 
-    def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
+    def __init__(self, connector: Callable[[], SqliteSession]) -> None:
         super().__init__(connector, iter_chunk_size=1)  # no statement is iterated
         # Not awaited at the interpreter's exit: a store that nobody closed must not hold it up, and threads that are no
         # daemons are joined before any exit hook could end them.
@@ -133,11 +115,11 @@ class Threaded(aiosqlite.Connection):
         return self._thread.is_alive()
 
     def begin(
-        self, loop: asyncio.AbstractEventLoop, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts
+        self, loop: asyncio.AbstractEventLoop, work: Callable[[SqliteSession, *Ts], R], *args: *Ts
     ) -> "asyncio.Future[R]":
         """Begin `work(connection, *args)` from any thread. It goes to its end even when the caller is cancelled."""
         result: asyncio.Future[R] = asyncio.Future(loop=loop)
-        self._tx.put_nowait((result, partial(work, self._conn, *args)))
+        self._tx.put_nowait((result, partial(work, self._conn, *args)))  # type: ignore[arg-type]  # it is one of ours
         return result
 
     def stop(self) -> _Future | None:
@@ -207,7 +189,7 @@ class Connection:
         """Whether its thread lives. It ends when it cannot tell its loop what it has done, because that is closed."""
         return self._inner.has_thread
 
-    async def open(self, configure: Callable[[sqlite3.Connection], None]) -> None:
+    async def open(self, configure: Callable[[SqliteSession], None]) -> None:
         """Start the thread, which makes the connection and configures it. The file is there."""
         try:
             await self._inner
@@ -223,7 +205,7 @@ class Connection:
             await self.close()
             raise
 
-    def open_here(self, configure: Callable[[sqlite3.Connection], None]) -> None:
+    def open_here(self, configure: Callable[[SqliteSession], None]) -> None:
         """Make the connection in this thread. Another one may go on with it, one at a time."""
         configure(self._make(INLINE_TIMEOUT_S))
 
@@ -234,7 +216,7 @@ class Connection:
             raw.close()
         return raw
 
-    async def hop(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+    async def hop(self, work: Callable[[SqliteSession, *Ts], R], *args: *Ts) -> R:
         """Run `work(connection, *args)` in the connection's thread, to its end even when the caller is cancelled."""
         assert self._raw is not None
         if self._raw.is_inherited:
@@ -245,7 +227,7 @@ class Connection:
             return await self._inner.begin(asyncio.get_running_loop(), work, *args)
 
     def begin(
-        self, loop: asyncio.AbstractEventLoop, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts
+        self, loop: asyncio.AbstractEventLoop, work: Callable[[SqliteSession, *Ts], R], *args: *Ts
     ) -> Coroutine[Any, Any, R]:
         """Begin the same from any thread, and return what `loop` awaits to get the result.
 
@@ -329,7 +311,7 @@ def check_sqlite_version() -> None:
         )
 
 
-async def connect(path: str, configure: Callable[[sqlite3.Connection], None]) -> Connection:
+async def connect(path: str, configure: Callable[[SqliteSession], None]) -> Connection:
     """An open, configured connection. A lock held by somebody else is waited for, `OPEN_PATIENCE_S` at most."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + OPEN_PATIENCE_S
@@ -358,7 +340,7 @@ def connect_inline(path: str, synchronous: Synchronous) -> Connection:
     return connection
 
 
-def configure_writer(connection: sqlite3.Connection, synchronous: Synchronous) -> None:
+def configure_writer(connection: SqliteSession, synchronous: Synchronous) -> None:
     """Settings of the writer. `auto_vacuum` only takes effect before a new file has its first page."""
     if connection.execute("PRAGMA page_count").fetchone() == (0,):  # on any other file it would only be a write
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -375,13 +357,13 @@ def configure_writer(connection: sqlite3.Connection, synchronous: Synchronous) -
     configure_any(connection)
 
 
-def configure_reader(connection: sqlite3.Connection) -> None:
+def configure_reader(connection: SqliteSession) -> None:
     """Settings of the reader."""
     connection.execute("PRAGMA query_only = ON")
     configure_any(connection)
 
 
-def configure_any(connection: sqlite3.Connection) -> None:
+def configure_any(connection: SqliteSession) -> None:
     """Settings of every connection."""
     connection.text_factory = text_of
     connection.execute("PRAGMA foreign_keys = ON")

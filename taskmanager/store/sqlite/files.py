@@ -12,12 +12,12 @@ log of the parent.
 """
 
 import os
-import sqlite3
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from taskmanager.model.errors import StoreError, StoreUnavailable, WrongProcess
+from taskmanager.store.sqlite.session import SqliteSession
 
 FileId = tuple[int, int]
 IS_FORKED: Final = (
@@ -153,7 +153,7 @@ _open: Final[set["FileConnection"]] = set()
 _of_parent: Final[set[FileId]] = set()
 
 
-class FileConnection(sqlite3.Connection):
+class FileConnection(SqliteSession):
     """A connection that is listed from before it opens its file until it has closed it. A fork may come between."""
 
     def __init__(self, path: str, database: str, *args: Any, **options: Any) -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
-from taskmanager.store.sqlite.connection import check_sqlite_version, primary_code, translate
+from taskmanager.store.sql.rows import text_of
+from taskmanager.store.sqlite.connection import check_sqlite_version, translate
 from taskmanager.store.sqlite.files import check_process, open_existing
-from taskmanager.store.sqlite.rows import text_of
 from taskmanager.store.sqlite.schema import check_is_ours, check_version
+from taskmanager.store.sqlite.session import SqliteSession, primary_code
 
 READ_PATIENCE_S: Final = 5.0
 """How long a read waits for another connection that replays the log; readers never wait for writers."""
@@ -31,7 +32,7 @@ _NO_SIDE_FILES: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READO
 @contextmanager
 def open_read_only(
     path: str | os.PathLike[str], *, patience_s: float = READ_PATIENCE_S, is_any_version: bool = False
-) -> Iterator[sqlite3.Connection]:
+) -> Iterator[SqliteSession]:
     """A connection that cannot write, in autocommit mode, for the `with` block.
 
     Open it anew for every look: where the directory cannot be written, what it shows is frozen at the opening.
@@ -51,23 +52,6 @@ def open_read_only(
         raise _explained(target, error) from error
 
 
-@contextmanager
-def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
-    """Let all queries of the block see the file as it was at the first one. A block inside another one joins it.
-
-    Keep the block short, because it holds back the log.
-    """
-    if connection.in_transaction:
-        yield
-        return
-    connection.execute("BEGIN")
-    try:
-        yield
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-
-
 def _check_file(path: Path) -> None:
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
@@ -84,7 +68,7 @@ def _check_file(path: Path) -> None:
         raise StoreUnavailable(f"{path} cannot be read; make it readable for this user, or become the one who owns it")
 
 
-def _connect(path: Path, patience_s: float) -> sqlite3.Connection:
+def _connect(path: Path, patience_s: float) -> SqliteSession:
     """Connected and read from once: only then does SQLite look at the file, and need its side files."""
     try:
         return _open(path, "mode=ro", patience_s)
@@ -96,7 +80,7 @@ def _connect(path: Path, patience_s: float) -> sqlite3.Connection:
         return _open(path, "mode=ro&immutable=1", patience_s)
 
 
-def _open(path: Path, mode: str, patience_s: float) -> sqlite3.Connection:
+def _open(path: Path, mode: str, patience_s: float) -> SqliteSession:
     for left in reversed(range(max(1, round(patience_s / _SLICE_S)))):
         connection = open_existing(str(path), mode, timeout=_SLICE_S)
         connection.text_factory = text_of

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
-from taskmanager.store.sqlite.connection import transaction
+from taskmanager.store.sqlite.session import SqliteSession
 
 _CREATE_VERSIONS: Final = """
 CREATE TABLE IF NOT EXISTS taskmanager_schema (
@@ -109,12 +109,12 @@ def statements(script: str) -> Iterator[str]:
             pending = ""
 
 
-def version(connection: sqlite3.Connection) -> int:
+def version(connection: SqliteSession) -> int:
     """Return the number of the last step applied to this file, 0 for none."""
     return max(_applied(connection), default=0)
 
 
-def _applied(connection: sqlite3.Connection) -> frozenset[int]:
+def _applied(connection: SqliteSession) -> frozenset[int]:
     exists = connection.execute(
         "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'taskmanager_schema'"
     ).fetchone()
@@ -123,7 +123,7 @@ def _applied(connection: sqlite3.Connection) -> frozenset[int]:
     return frozenset(number for (number,) in connection.execute("SELECT version FROM taskmanager_schema").fetchall())
 
 
-def shape(connection: sqlite3.Connection) -> str:
+def shape(connection: SqliteSession) -> str:
     """Return a short text that differs between any two schemas: the versions applied, and what SQL made the parts."""
     rows = connection.execute("SELECT name, type, tbl_name, sql FROM sqlite_master WHERE name GLOB 'taskmanager_*'")
     parts = sorted(repr(row) for row in rows.fetchall())
@@ -148,7 +148,7 @@ def never_dead(_instance_id: str) -> bool:
     return False
 
 
-def migrate(connection: sqlite3.Connection, path: str, is_dead: Callable[[str], bool] = never_dead) -> None:
+def migrate(connection: SqliteSession, path: str, is_dead: Callable[[str], bool] = never_dead) -> None:
     """Bring the file to the newest schema, and make anew what it has lost of it.
 
     `is_dead` tells of an instance that is registered in the file whether it has ended. Raises `StoreError` if a newer
@@ -163,16 +163,16 @@ def migrate(connection: sqlite3.Connection, path: str, is_dead: Callable[[str], 
     _version_known(connection, newest, path)
     if not _pending(connection, path, is_dead) and not _missing(connection, steps, path):
         return
-    with transaction(connection):
+    with connection.transaction():
         _make_whole(connection, path)
     for step in _pending(connection, path, is_dead):
-        with transaction(connection):
+        with connection.transaction():
             _version_known(connection, newest, path)
             if step.version not in _applied(connection):
                 _apply(connection, step)
 
 
-def _pending(connection: sqlite3.Connection, path: str, is_dead: Callable[[str], bool]) -> Sequence[Migration]:
+def _pending(connection: SqliteSession, path: str, is_dead: Callable[[str], bool]) -> Sequence[Migration]:
     """Return the steps to apply now. Raise `StoreError` if that would harm somebody."""
     applied = _applied(connection)
     pending = [step for step in migrations() if step.version not in applied]
@@ -188,7 +188,7 @@ def _pending(connection: sqlite3.Connection, path: str, is_dead: Callable[[str],
     return [step for step in pending if not step.can_wait]
 
 
-def _living(connection: sqlite3.Connection, is_dead: Callable[[str], bool]) -> list[str]:
+def _living(connection: SqliteSession, is_dead: Callable[[str], bool]) -> list[str]:
     """Describe the instances that use the file."""
     if "taskmanager_instances" not in _found(connection):
         return []
@@ -197,7 +197,7 @@ def _living(connection: sqlite3.Connection, is_dead: Callable[[str], bool]) -> l
     return [f"instance {each} (process {pid} on {host})" for each, pid, host in rows if not is_dead(each)]
 
 
-def check_version(connection: sqlite3.Connection, path: str) -> None:
+def check_version(connection: SqliteSession, path: str) -> None:
     """Raise `StoreError` unless the file has the whole schema of this version. Views may be missing.
 
     This is for readers, which make nothing.
@@ -225,18 +225,18 @@ def check_version(connection: sqlite3.Connection, path: str) -> None:
         )
 
 
-def missing_views(connection: sqlite3.Connection) -> list[str]:
+def missing_views(connection: SqliteSession) -> list[str]:
     """Return the views that the file has lost. `check_version` has passed before, so nothing else is missing."""
     return [part.name for part in _missing(connection, migrations(), "the file")]
 
 
-def check_is_ours(connection: sqlite3.Connection, path: str) -> None:
+def check_is_ours(connection: SqliteSession, path: str) -> None:
     """Raise `StoreError` unless the file has anything of this library, of whatever version."""
     if not _found(connection):
         raise StoreError(f"{path} is a database without tasks; give the path of the file that the application writes")
 
 
-def _version_known(connection: sqlite3.Connection, newest: int, path: str) -> int:
+def _version_known(connection: SqliteSession, newest: int, path: str) -> int:
     _refuse_changed(connection, [_VERSIONS], path)
     current = version(connection)
     if current > newest:
@@ -247,13 +247,13 @@ def _version_known(connection: sqlite3.Connection, newest: int, path: str) -> in
     return current
 
 
-def create(connection: sqlite3.Connection, steps: Sequence[Migration]) -> None:
+def create(connection: SqliteSession, steps: Sequence[Migration]) -> None:
     """Make what these steps make, in a database that nobody else sees."""
     for step in steps:
         _apply(connection, step)
 
 
-def _apply(connection: sqlite3.Connection, step: Migration) -> None:
+def _apply(connection: SqliteSession, step: Migration) -> None:
     connection.execute(_CREATE_VERSIONS)
     for statement in statements(step.script):
         connection.execute(statement)
@@ -263,7 +263,7 @@ def _apply(connection: sqlite3.Connection, step: Migration) -> None:
 # What another program has dropped.
 
 
-def _make_whole(connection: sqlite3.Connection, path: str) -> None:
+def _make_whole(connection: SqliteSession, path: str) -> None:
     """Make anew what the file lacks of its version. Leave a file alone that has nothing of ours."""
     if not _found(connection):
         return
@@ -290,7 +290,7 @@ def _make_whole(connection: sqlite3.Connection, path: str) -> None:
         logger.warning("%s had lost %s: made anew", path, _listed([part.name for part in missing]))
 
 
-def _real_version(connection: sqlite3.Connection, current: int, path: str) -> int:
+def _real_version(connection: SqliteSession, current: int, path: str) -> int:
     """Return the true version of the file, also if `taskmanager_schema` has lost rows.
 
     That is the last version above `current` of which the file has a part that `current` lacks, and all columns. If
@@ -308,7 +308,7 @@ def _real_version(connection: sqlite3.Connection, current: int, path: str) -> in
     return current
 
 
-def _missing(connection: sqlite3.Connection, steps: Sequence[Migration], path: str) -> list[Part]:
+def _missing(connection: SqliteSession, steps: Sequence[Migration], path: str) -> list[Part]:
     """Return what the file lacks of these steps, in the order in which it can be made.
 
     Raises `StoreError` if another program has changed what is there, so that the rest cannot be made.
@@ -319,7 +319,7 @@ def _missing(connection: sqlite3.Connection, steps: Sequence[Migration], path: s
     return [part for part in parts if part.name not in found]
 
 
-def _refuse_changed(connection: sqlite3.Connection, parts: Sequence[Part], path: str) -> None:
+def _refuse_changed(connection: SqliteSession, parts: Sequence[Part], path: str) -> None:
     if changed := _changed(connection, parts):
         raise StoreError(
             f"{path} cannot be used: another program has changed what belongs to taskmanager, {'; '.join(changed)}. "
@@ -327,7 +327,7 @@ def _refuse_changed(connection: sqlite3.Connection, parts: Sequence[Part], path:
         )
 
 
-def _changed(connection: sqlite3.Connection, parts: Sequence[Part]) -> list[str]:
+def _changed(connection: SqliteSession, parts: Sequence[Part]) -> list[str]:
     """Describe what has a name of ours but is of another kind, and the tables that lack columns of ours."""
     changed, found = [], _found(connection)
     for part in parts:
@@ -341,7 +341,7 @@ def _changed(connection: sqlite3.Connection, parts: Sequence[Part]) -> list[str]
     return changed
 
 
-def _found(connection: sqlite3.Connection) -> dict[str, tuple[str, str]]:
+def _found(connection: SqliteSession) -> dict[str, tuple[str, str]]:
     """Return the kind and the table of everything in the file that has a name of ours."""
     rows = connection.execute("SELECT name, type, tbl_name FROM sqlite_master WHERE name GLOB 'taskmanager_*'")
     return {name: (kind, table) for name, kind, table in rows.fetchall()}
@@ -354,7 +354,7 @@ def _parts(steps: Sequence[Migration], number: int) -> Sequence[Part]:
 @cache
 def _parts_of(steps: tuple[Migration, ...]) -> list[Part]:
     """Return what a file has after these steps. They are applied to an empty database to find out."""
-    with closing(sqlite3.Connection(":memory:", isolation_level=None)) as connection:
+    with closing(SqliteSession(":memory:", isolation_level=None)) as connection:
         create(connection, steps)
         rows = connection.execute(
             "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'taskmanager_schema'"
@@ -366,7 +366,7 @@ def _parts_of(steps: tuple[Migration, ...]) -> list[Part]:
         ]
 
 
-def _columns(connection: sqlite3.Connection, table: str) -> frozenset[str]:
+def _columns(connection: SqliteSession, table: str) -> frozenset[str]:
     return frozenset(name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,)))
 
 

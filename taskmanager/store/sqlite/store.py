@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sqlite3
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,10 @@ from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import Write
 from taskmanager.store.protocol import CommitReport
-from taskmanager.store.sqlite import pruning, queries, transitions, wal
+from taskmanager.store.sql import transitions
+from taskmanager.store.sql.counting import add_counted
+from taskmanager.store.sql.verbs import Verbs
+from taskmanager.store.sqlite import pages, wal
 from taskmanager.store.sqlite.beat import SqliteBeater
 from taskmanager.store.sqlite.connection import (
     Connection,
@@ -26,12 +28,11 @@ from taskmanager.store.sqlite.connection import (
     has_no_room,
     raise_not_open,
 )
-from taskmanager.store.sqlite.counting import add_counted
 from taskmanager.store.sqlite.files import Files, check_process, keep_open
-from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, open_read_only, snapshot
+from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, open_read_only
 from taskmanager.store.sqlite.schema import migrate, never_dead
+from taskmanager.store.sqlite.session import SqliteSession, checkpoint
 from taskmanager.store.sqlite.stamp import LogStamp
-from taskmanager.store.sqlite.verbs import Verbs
 from taskmanager.store.sqlite.wal import WAL_LIMITS, Wal, WalLimits
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class SqliteStore(Verbs):
             await self.close()
             raise
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
+    def _prepare(self, connection: SqliteSession) -> None:
         configure_writer(connection, self._synchronous)
         self._moves_after = self._wal.pages_to_move()
         wal.move_after(connection, self._moves_after)
@@ -151,7 +152,7 @@ class SqliteStore(Verbs):
                 files.remove_leftovers()
                 await writer.hop(wal.move_all)
 
-    async def _write(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+    async def _write(self, work: Callable[[SqliteSession, *Ts], R], *args: *Ts) -> R:
         if self._had_no_room:
             with suppress(StoreError):  # what is moved into the file makes room in the log
                 await self.checkpoint()
@@ -161,18 +162,18 @@ class SqliteStore(Verbs):
             self._had_no_room = self._had_no_room or has_no_room(exc)
             raise
 
-    async def _in_writer(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+    async def _in_writer(self, work: Callable[[SqliteSession, *Ts], R], *args: *Ts) -> R:
         if self._writer is None:
             raise_not_open(self.path)
         return await self._writer.hop(work, *args)
 
-    async def _write_unsynced(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+    async def _write_unsynced(self, work: Callable[[SqliteSession, *Ts], R], *args: *Ts) -> R:
         # The next commit that does wait for the disk makes it durable too: the log is written in order.
         if self._synchronous == "normal":
             return await self._write(work, *args)
         return await self._write(_unsynced, work, *args)
 
-    async def _read(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+    async def _read(self, work: Callable[[SqliteSession, *Ts], R], *args: *Ts) -> R:
         if self._reader is None:
             raise_not_open(self.path)
         return await self._reader.hop(work, *args)
@@ -200,7 +201,7 @@ class SqliteStore(Verbs):
         return self._beater
 
     async def shrink(self) -> bool:
-        return await self._write_unsynced(pruning.shrink, self._batches["pages"])
+        return await self._in_writer(_unsynced, pages.shrink, self._batches["pages"])
 
     async def upkeep(self, *, is_idle: bool) -> None:
         if is_idle or self._wal.is_large:
@@ -213,7 +214,7 @@ class SqliteStore(Verbs):
         if self._writer is not None and self._stamp.is_unchanged:
             return self._version
         stamp = self._stamp.read()
-        self._version = await self._in_writer(queries.data_version)
+        self._version = await self._in_writer(_data_version)
         self._stamp.note(stamp)
         return self._version
 
@@ -264,14 +265,14 @@ class SqliteStore(Verbs):
             )
 
     def overview(self, now: int, *, counts_all: bool) -> "StoreOverview":
-        from taskmanager.store.sqlite.statistics import overview
+        from taskmanager.store.sql.statistics import overview
 
-        with open_read_only(self.path, patience_s=LOOP_PATIENCE_S) as connection, snapshot(connection):
+        with open_read_only(self.path, patience_s=LOOP_PATIENCE_S) as connection, connection.snapshot():
             return overview(connection, now, counts_all=counts_all)
 
     async def checkpoint(self) -> bool:
         """Move the log into the file, and cut it where it is large; False when a reader kept part of it back."""
-        is_moved = await self._in_writer(wal.checkpoint, self._wal.is_large)
+        is_moved = await self._in_writer(checkpoint, self._wal.is_large)
         self._wal.note(is_moved)
         return is_moved
 
@@ -280,9 +281,15 @@ class SqliteStore(Verbs):
         return self._wal.size()
 
 
-def _unsynced(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+def _unsynced(connection: SqliteSession, work: Callable[[SqliteSession, *Ts], R], *args: *Ts) -> R:
     connection.execute("PRAGMA synchronous = NORMAL")
     try:
         return work(connection, *args)
     finally:
         connection.execute("PRAGMA synchronous = FULL")
+
+
+def _data_version(connection: SqliteSession) -> int:
+    """Only the writer's own connection leaves its own commits out."""
+    (number,) = connection.execute("PRAGMA data_version").fetchone()
+    return int(number)

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.logger import logger
-from taskmanager.store.sqlite.connection import BUSY_TIMEOUT_S, WAL_LIMIT_BYTES
+from taskmanager.store.sqlite.connection import WAL_LIMIT_BYTES
 
 _MB: Final = 1024 * 1024
 
@@ -104,37 +104,6 @@ def _free_on(folder: Path) -> int:
         return shutil.disk_usage(folder).free
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
-
-
-def checkpoint(connection: sqlite3.Connection, is_cut: bool = False) -> bool:
-    """Move the log into the file, and with `is_cut` make it empty; False when a reader kept part of it back.
-
-    PASSIVE waits for nobody, and when another instance is at it, that one does it. TRUNCATE would wait for readers as
-    long as for a lock, so it is not tried while one is known to be there, and does not wait for one that comes.
-
-    A file that was emptied gets nothing: with a part of its pages it would be damaged, and look like the one of before.
-    """
-    if _is_emptied(connection):
-        return True
-    blocked, in_log, moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-    if blocked:
-        return True
-    is_moved = in_log == moved
-    if is_moved and is_cut:
-        connection.execute("PRAGMA busy_timeout = 0").fetchone()
-        try:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        finally:
-            connection.execute(f"PRAGMA busy_timeout = {round(BUSY_TIMEOUT_S * 1000)}").fetchone()
-    return bool(is_moved)
-
-
-def _is_emptied(connection: sqlite3.Connection) -> bool:
-    _, _, path = connection.execute("PRAGMA database_list").fetchone()
-    try:
-        return Path(path).stat().st_size == 0
-    except OSError:
-        return False
 
 
 def move_after(connection: sqlite3.Connection, pages: int) -> None:

@@ -16,7 +16,7 @@ import pytest
 from taskmanager.console.observer import look
 from taskmanager.console.terminal.screen import Focus, screen_lines, watch_lines
 from taskmanager.model.clock import SystemClock
-from taskmanager.store.sqlite import statistics
+from taskmanager.store.sql import statistics
 from taskmanager.store.sqlite.reading import open_read_only
 from taskmanager.store.statistics import FileSize
 from tests.unit.cli import rich_file

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import sqlite3
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,9 +10,11 @@ from taskmanager import Task, TaskManager, Workflow
 from taskmanager.engine.definition import Definition
 from taskmanager.model.ids import child_workflow_id, node_task_id
 from taskmanager.model.workflows import Graph
+from taskmanager.store.sql.workflow_views import NodeTask, WorkflowView
 from taskmanager.store.sqlite import SqliteStore
-from taskmanager.store.sqlite.workflow_views import NodeTask, WorkflowView
+from taskmanager.store.sqlite.session import SqliteSession
 from taskmanager.workflow_graph import graph_of
+from tests.sessions import connect
 from tests.unit.cli.rich_file import HOUR, MINUTE, NOW, SECOND
 
 manager = TaskManager("never-opened.db", requeue_pending=True)
@@ -122,11 +123,11 @@ async def fill(database: Path, columns: int) -> None:
     ):
         await store.start_workflow(graph(workflow, name, NOW - age_us), NOW - age_us)
     await store.close()
-    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+    with contextlib.closing(connect(database)) as connection, connection:
         _play(connection, columns)
 
 
-def _play(connection: sqlite3.Connection, columns: int) -> None:
+def _play(connection: SqliteSession, columns: int) -> None:
     """Let the first one run, the second be paused, the third have failed, and the fourth be done."""
     clean = child_workflow_id("import-7", columns + 3)
     connection.execute("UPDATE taskmanager_workflows SET status = 'RUNNING', started_at = ? WHERE id = ?", (NOW, clean))
@@ -180,7 +181,7 @@ def _error() -> str:
 
 
 def _set(
-    connection: sqlite3.Connection, workflow_id: str, index: int, status: str, ago_s: int | None, took_us: int | None
+    connection: SqliteSession, workflow_id: str, index: int, status: str, ago_s: int | None, took_us: int | None
 ) -> None:
     started_at = None if ago_s is None else NOW - ago_s * SECOND
     has_ended = status in ("COMPLETED", "FAILED")
@@ -196,7 +197,7 @@ def _set(
 
 
 def _node(
-    connection: sqlite3.Connection, workflow_id: str, index: int, status: str, ago_s: int | None, took_us: int | None,
+    connection: SqliteSession, workflow_id: str, index: int, status: str, ago_s: int | None, took_us: int | None,
     *, starts: int = 0, owner: str | None = None, due_at: int = NOW - 70 * SECOND,
 ) -> None:  # fmt: skip
     """Let a node have this status, with the task that belongs to it."""

@@ -1,0 +1,423 @@
+"""Taking and freeing rows that wait. A claim costs by the rows it may take, never by the rows that lie there.
+
+Two indexes hold the free rows. `taskmanager_tasks_ready` leads with the queue, then priority and due time: a claim hops
+through the priorities that exist, and takes the first due rows of each. Delayed rows are stepped over as a range. With
+20 functions that costs a claim of 100 rows 0.05 ms, where the other index costs 0.95 ms, because it finds as many rows
+for each of the functions.
+
+Rows of functions that nobody here knows are stepped over one by one, 120 ns each, so a claim looks at a limited number
+of rows. If these were not enough, it uses `taskmanager_tasks_free`, which leads with the function: it never sees the
+unknown ones.
+"""
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from taskmanager.model.clock import LAST_US
+from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
+from taskmanager.model.workflows import HELD
+from taskmanager.rules.claims import started
+from taskmanager.store.constraints import failed, row_faults, unreadable
+from taskmanager.store.noted import Noted
+from taskmanager.store.on_failure import enqueued_by
+from taskmanager.store.protocol import FREE_COUNT_CAP, MAX_FREE, ClaimRequest, FreeQueue, WaitingLevel
+from taskmanager.store.sql.counting import Counting, counted
+from taskmanager.store.sql.queries import hops, task_rows
+from taskmanager.store.sql.rows import Undecodable, packed
+from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.statements import DUE, END_UNREADABLE, IS_PAUSE, LIVE_SQL, ON_FAILURE, SLEEPS
+from taskmanager.store.sql.workflows import advance
+
+_FREE: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_free"
+_IS_FREE: Final = "status = 'PENDING' AND claimed_by_worker_id IS NULL"
+_IN_QUEUE: Final = "queue_name = CAST(:queue_name AS TEXT)"
+
+# A name that is not UTF-8 cannot be a part of JSON.
+_NAMES: Final = "SELECT value FROM json_each(:task_names) UNION ALL SELECT CAST(:odd_name AS TEXT)"
+_BETTER: Final = f"{_IN_QUEUE} AND priority < :better_than AND {_IS_FREE}"
+CANDIDATES: Final = f"""
+{hops(_FREE, _BETTER, "task_name", "priority", given=_NAMES)}
+SELECT json_group_array(row) FROM (
+    SELECT t.rowid AS row FROM each_priority AS level JOIN taskmanager_tasks AS t ON t.rowid IN (
+        SELECT rowid FROM {_FREE}
+        WHERE task_name = level.task_name AND {_IN_QUEUE} AND priority = level.priority
+            AND enqueued_at <= :now AND {_IS_FREE}
+        ORDER BY enqueued_at, id LIMIT :limit
+    )
+    ORDER BY t.priority, t.enqueued_at, t.id LIMIT :limit
+)
+"""
+
+
+def _in_order(index: str, which: str, more: str = "") -> str:
+    """Rows of a queue that are due, in the order of an index that begins with it, as many as are looked at.
+
+    The levels come in order, and the rows of each in that of the index. An ORDER BY would sort all that could be taken.
+    """
+    return f"""
+        SELECT t.rowid AS row, t.task_name{more}
+        FROM each_priority AS level CROSS JOIN taskmanager_tasks AS t INDEXED BY {index}
+        WHERE {_IN_QUEUE} AND t.priority = level.priority AND t.enqueued_at <= :now AND {which}
+        LIMIT :scanned
+    """
+
+
+_SCANNED_PER_ROW: Final = 10
+_SCANNED_AT_LEAST: Final = 1_000
+READY_CANDIDATES: Final = f"""
+{hops("taskmanager_tasks INDEXED BY taskmanager_tasks_ready", _BETTER, "priority")}
+SELECT json_group_array(row), count(*) FROM (
+    SELECT row FROM ({_in_order("taskmanager_tasks_ready", _IS_FREE)})
+    WHERE task_name IN (SELECT value FROM json_each(:task_names)) LIMIT :limit
+)
+"""
+# Those that were woken stand in front of all others of their priority.
+_SLEPT: Final = f"""
+{hops("taskmanager_tasks INDEXED BY taskmanager_tasks_ready", _BETTER, "priority")}
+SELECT json_group_array(row) FROM (
+    SELECT row FROM ({_in_order("taskmanager_tasks_ready", _IS_FREE, ", t.snooze_count")})
+    WHERE snooze_count > 0 AND task_name IN (SELECT value FROM json_each(:task_names)) LIMIT :limit
+)
+"""
+# A row whose columns contradict each other is passed over, and dealt with alone: it must not spoil the others' claim.
+_TAKE: Final = """
+UPDATE OR IGNORE taskmanager_tasks
+SET status = 'CLAIMED', claimed = 1, claimed_at = :now, claimed_by_worker_id = :owner, updated_at = :now
+WHERE rowid IN (SELECT value FROM json_each(:rows)) AND rowid NOT IN (SELECT value FROM json_each(:begun))
+"""
+# One more start must fit into the column; and such a count cannot be read.
+_IS_PLAIN: Final = f"""
+    t.crash_count = 0 AND t.good_until IS NULL AND t.cancel_requested_at IS NULL AND t.start_count < {2**31 - 1}
+"""
+_PLAIN: Final = f"""
+SELECT json_group_array(json_array(row, task_name)) FROM (
+    SELECT t.rowid AS row, t.task_name FROM json_each(:rows) AS v JOIN taskmanager_tasks AS t ON t.rowid = v.value
+    WHERE {_IS_PLAIN} ORDER BY t.priority, t.enqueued_at, t.id
+)
+"""
+_START: Final = """
+UPDATE OR IGNORE taskmanager_tasks
+SET status = 'RUNNING', claimed = 0, start_count = start_count + 1, claimed_at = :now, claimed_by_worker_id = :owner,
+    started_at = :now, updated_at = :now, next_retry_at = NULL, progress = NULL, worker_pid = :worker_pid,
+    worker_hostname = :worker_hostname, worker_process_name = :worker_process_name
+WHERE rowid IN (SELECT value FROM json_each(:rows))
+"""
+_TAKEN: Final = "taskmanager_tasks AS t WHERE t.rowid IN (SELECT value FROM json_each(?))"
+_CLAIMED_AT: Final = f"""
+taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner
+WHERE t.claimed_by_worker_id = CAST(? AS TEXT) AND t.status IN ({LIVE_SQL}) AND t.claimed_at = ?
+"""
+_WAITS: Final = (
+    f"claimed_by_worker_id IS NOT NULL AND status IN ('PENDING', 'CLAIMED') AND claimed_by_worker_id <> '{HELD}'"
+)
+_HELD: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_waiting"
+_OTHERS_SCANNED_AT_LEAST: Final = 100
+_OF_OTHERS: Final = _in_order(
+    "taskmanager_tasks_waiting", _WAITS, f", t.start_count, t.claimed_by_worker_id AS owner, {_IS_PLAIN} AS is_plain"
+)
+# What has run before may have code that goes on there, in a thread that nobody can end.
+OTHERS: Final = f"""
+{hops(_HELD, f"{_IN_QUEUE} AND {_WAITS}", "priority")}
+SELECT json_group_array(json_array(row, task_name)) FROM (
+    SELECT row, task_name FROM ({_OF_OTHERS})
+    WHERE owner <> :owner AND is_plain AND start_count = 0
+        AND task_name IN (SELECT value FROM json_each(:task_names))
+    LIMIT :limit
+)
+"""
+_TAKEN_AWAY: Final = """
+json_each(?) AS wanted CROSS JOIN taskmanager_tasks AS t ON t.id = wanted.value
+WHERE t.claimed_by_worker_id IS NOT NULL AND t.claimed_by_worker_id <> CAST(? AS TEXT)
+"""
+_LEVELS: Final = f"""
+{hops(_HELD, _WAITS, "queue_name", "priority")}
+SELECT queue_name, priority, (
+    SELECT min(enqueued_at) FROM {_HELD}
+    WHERE queue_name = level.queue_name AND priority = level.priority AND {_WAITS}
+) FROM each_priority AS level WHERE priority IS NOT NULL LIMIT ?
+"""
+
+
+_ABOVE_ALL_PRIORITIES: Final = 1e19
+"""Also above those that no version would write: who claims such a row finds out."""
+_FREED: Final = f"""
+    status = 'PENDING', claimed = 0, claimed_at = NULL, claimed_by_worker_id = NULL, claim_expires_at = NULL,
+    updated_at = :now,
+    {DUE}
+"""
+_NEVER_RAN: Final = f"""
+    {_FREED}, started_at = NULL, worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL
+"""
+_BEGUN_AT: Final = f"""
+    claimed_by_worker_id = CAST(:owner AS TEXT) AND status IN ({LIVE_SQL}) AND status = 'RUNNING'
+    AND claimed_at = :unanswered AND started_at = :unanswered
+"""
+# The three statuses are there for the owner index, the two for the meaning.
+_WAITS_AT: Final = (
+    f"claimed_by_worker_id = CAST(:owner AS TEXT) AND status IN ({LIVE_SQL}) AND status IN ('PENDING', 'CLAIMED')"
+)
+
+
+_WOKEN_AT_ONCE: Final = 1_000
+_TO_WAKE: Final = f"""
+SELECT json_group_array(id) FROM (
+    SELECT id FROM taskmanager_steps WHERE wakes_at <= :now ORDER BY wakes_at LIMIT {_WOKEN_AT_ONCE}
+)
+"""
+# A task that has begun goes ahead of those that have not: it takes its place by the time at which it was sent.
+_WAKE: Final = f"""
+UPDATE taskmanager_tasks SET enqueued_at = min(enqueued_at, sent_at, :now)
+WHERE {_IS_FREE} AND enqueued_at <= :now AND id IN (
+    SELECT task_id FROM taskmanager_steps WHERE id IN (SELECT value FROM json_each(:steps))
+)
+"""
+_IS_AWAKE: Final = "UPDATE taskmanager_steps SET wakes_at = NULL WHERE id IN (SELECT value FROM json_each(:steps))"
+
+
+def _wake(connection: Session, now: int) -> None:
+    """Let tasks go ahead whose sleep is over. Where nobody sleeps, that is one look into an empty index."""
+    (steps,) = connection.execute(_TO_WAKE, {"now": now}).fetchone()
+    if steps != "[]":
+        connection.execute(_WAKE, {"steps": steps, "now": now})
+        connection.execute(_IS_AWAKE, {"steps": steps})
+
+
+def claim(connection: Session, request: ClaimRequest, counting: Counting | None = None) -> list[TaskRow]:
+    """See `Store.claim`. What it starts and ends is counted, if somebody counts."""
+    if not request.task_names or request.limit < 1:
+        return []
+    due_at = request.others_due_at
+    # Without the lock for writing first: a busy instance needs that.
+    if due_at is not None and not _others(connection, request, due_at, 1):
+        return []
+    if request.has_slept and _candidates(connection, request, request.limit) == "[]":
+        return []
+    with counted(connection, counting) as noted:
+        limit = request.limit
+        if request.file_limit is not None:
+            limit = min(limit, _places(connection, request, request.file_limit))
+        if due_at is None:
+            _wake(connection, request.now)
+            rows = _candidates(connection, request, limit)
+            begun = "[]"
+            if request.starting:
+                begun = _start(connection, packed(connection, _PLAIN, {"rows": rows}), request)
+            connection.execute(_TAKE, {"rows": rows, "begun": begun, "owner": request.owner, "now": request.now})
+        else:
+            rows = _start(connection, _others(connection, request, due_at, limit)[::2], request)
+        if rows == "[]":
+            return []
+        claimed = task_rows(connection, _TAKEN, (rows,))
+        if not all(map(_is_taken, claimed)):
+            claimed = [row if _is_taken(row) else _ended(connection, row, request.now, noted) for row in claimed]
+        noted.note_claimed(claimed, request.now)
+    return sorted(claimed, key=lambda row: (row.priority, row.enqueued_at, row.task_id))
+
+
+def fetch_claim(connection: Session, owner: str, claimed_at: int) -> list[TaskRow]:
+    """See `Store.fetch_claim`."""
+    rows = task_rows(connection, _CLAIMED_AT, (owner, claimed_at))
+    return sorted(rows, key=lambda row: (row.priority, row.enqueued_at, row.task_id))
+
+
+def _candidates(connection: Session, request: ClaimRequest, limit: int) -> str:
+    """The rowids of the best rows that may be claimed, as JSON."""
+    wanted = _wanted(request.task_names, request.queue_name, request.now, limit, request.better_than)
+    if request.has_slept:
+        (rows,) = connection.execute(_SLEPT, wanted | {"scanned": limit}).fetchone()
+        return str(rows)
+    scanned = {"scanned": _SCANNED_PER_ROW * limit + _SCANNED_AT_LEAST}
+    rows, count = connection.execute(READY_CANDIDATES, wanted | scanned).fetchone()
+    if count < limit:
+        (rows,) = connection.execute(CANDIDATES, wanted).fetchone()
+    return str(rows)
+
+
+def _is_taken(row: TaskRow) -> bool:
+    return type(row) is TaskRow and row.status in ("CLAIMED", "RUNNING")
+
+
+def _ended(connection: Session, row: TaskRow, now: int, noted: Noted) -> UnreadableRow:
+    """A row that cannot run, FAILED: nobody else would ever do it. Where it is started already, that does not count."""
+    if not isinstance(row, UnreadableRow):
+        row = unreadable(row, row_faults(row))
+    ended = failed(row, now)
+    if row.status == "RUNNING" and row.start_count:
+        ended = ended._replace(start_count=row.start_count - 1)
+    if connection.write(END_UNREADABLE, [ended + expected_of(row)]):
+        if (enqueued := enqueued_by(ended)) is not None:
+            connection.write(ON_FAILURE, [enqueued])
+        if ended.is_workflow_task:
+            advance(connection, [ended.task_id], now, noted)
+    return ended
+
+
+def best_waiting(connection: Session, task_names: Collection[str], queue_name: str, now: int) -> str | None:
+    """See `Store.best_waiting`."""
+    query = f"SELECT task_name FROM taskmanager_tasks WHERE rowid IN (SELECT value FROM json_each(({CANDIDATES})))"
+    found = connection.execute(query, _wanted(task_names, queue_name, now, 1)).fetchone()
+    return None if found is None else str(found[0])
+
+
+def _wanted(
+    task_names: Collection[str], queue_name: str, now: int, limit: int, better_than: int | None = None
+) -> dict[str, str | float | None]:
+    """The parameters of `CANDIDATES`."""
+    return {
+        "task_names": json.dumps(sorted(set(task_names))),
+        "odd_name": next((name for name in task_names if isinstance(name, Undecodable)), None),
+        "queue_name": queue_name,
+        "limit": limit,
+        "now": now,
+        "better_than": _ABOVE_ALL_PRIORITIES if better_than is None else better_than,
+    }
+
+
+def waiting_levels(connection: Session, limit: int) -> list[WaitingLevel]:
+    """See `Store.waiting_levels`."""
+    rows = connection.execute(_LEVELS, (limit,)).fetchall()
+    return sorted(WaitingLevel._make(row) for row in rows if Undecodable not in map(type, row))
+
+
+def fetch_taken(connection: Session, task_ids: Sequence[str], owner: str) -> dict[str, TaskRow]:
+    """See `Store.fetch_taken`."""
+    rows = task_rows(connection, _TAKEN_AWAY, (json.dumps(list(task_ids)), owner))
+    return {row.task_id: row for row in rows}
+
+
+def _others(connection: Session, request: ClaimRequest, due_at: int, limit: int) -> list[tuple[int, str]]:
+    """The rowids and functions of the best rows that wait at other instances."""
+    wanted = _wanted(request.task_names, request.queue_name, due_at, 2 * limit)
+    scanned = {"owner": request.owner, "scanned": _SCANNED_PER_ROW * limit + _OTHERS_SCANNED_AT_LEAST}
+    return packed(connection, OTHERS, wanted | scanned)
+
+
+def _start(connection: Session, found: Sequence[tuple[int, str]], request: ClaimRequest) -> str:
+    """Start the best of these rows, as far as there are slots. Return their rowids as JSON."""
+    starting = request.starting
+    assert starting is not None
+    chosen = started([name for _, name in found], starting)
+    rows = json.dumps([found[each][0] for each in chosen])
+    if chosen:
+        known = {"rows": rows, "owner": request.owner, "now": request.now}
+        connection.execute(_START, known | starting._asdict())
+    return rows
+
+
+_COUNT_TAKEN: Final = """
+SELECT (
+    SELECT count(*) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_claimed WHERE claimed = 1 AND queue_name = :name
+) + (
+    SELECT count(*) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_status
+    WHERE status = 'RUNNING' AND status <> 'COMPLETED' AND queue_name = :name
+)
+"""
+
+
+_COUNT_LENT: Final = """
+SELECT count(*) FROM json_each(?) AS v JOIN taskmanager_tasks AS t ON t.id = v.value
+WHERE t.status = 'RUNNING' AND t.claimed_by_worker_id = ?
+"""
+
+
+def _places(connection: Session, request: ClaimRequest, file_limit: int) -> int:
+    """How many may be claimed. The write lock is held, so it stays true until the commit."""
+    (taken,) = connection.execute(_COUNT_TAKEN, {"name": request.queue_name}).fetchone()
+    lent = 0
+    if request.lenders:
+        (lent,) = connection.execute(_COUNT_LENT, (json.dumps(list(request.lenders)), request.owner)).fetchone()
+    return max(0, int(lent) - request.borrowed) + max(0, file_limit - int(taken))
+
+
+def release(connection: Session, owner: str, now: int, unanswered: int | None = None) -> int:
+    """See `Store.release`."""
+    parameters = {"now": now, "owner": owner, "unanswered": unanswered}
+    owned = "taskmanager_tasks INDEXED BY taskmanager_tasks_owner"
+    with connection.transaction():
+        count = connection.execute(f"UPDATE OR IGNORE {owned} SET {_FREED} WHERE {_WAITS_AT}", parameters).rowcount
+        if unanswered is not None:
+            count += connection.execute(
+                f"UPDATE OR IGNORE {owned} SET {_NEVER_RAN} WHERE {_BEGUN_AT}", parameters
+            ).rowcount
+    return count
+
+
+_MAY_RUN: Final = f"{_WAITS_AT} AND cancel_requested_at IS NULL AND (good_until IS NULL OR good_until > :now)"
+_ANY_LEFT: Final = f"""
+SELECT rowid FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owner WHERE {_MAY_RUN} LIMIT :limit
+"""
+_FIRST_LEFT: Final = f"""
+{hops(_HELD, _WAITS, "queue_name")}
+SELECT t.rowid FROM each_queue_name AS each JOIN taskmanager_tasks AS t ON t.rowid IN (
+    SELECT rowid FROM {_HELD} WHERE queue_name = each.queue_name AND {_WAITS} AND {_MAY_RUN}
+    ORDER BY priority, enqueued_at, id LIMIT :per_queue
+)
+LIMIT :limit
+"""
+
+
+def free_waiting(connection: Session, owner: str, now: int, limit: int, per_queue: int | None = None) -> int:
+    """See `Store.free_waiting`. One statement for all of them: nothing of a row has to be known to free it."""
+    which = _ANY_LEFT if per_queue is None else _FIRST_LEFT
+    with connection.transaction():
+        return connection.execute(
+            f"UPDATE OR IGNORE taskmanager_tasks SET {_NEVER_RAN}, failed_reason = NULL WHERE rowid IN ({which})",
+            {"now": now, "owner": owner, "limit": limit, "per_queue": per_queue},
+        ).rowcount
+
+
+def latest_stamp(connection: Session, until: int = LAST_US) -> int:
+    """See `Store.latest_stamp`: the ends of two indexes, and a few rows."""
+    (found,) = connection.execute(
+        """
+        SELECT max(
+            coalesce((SELECT max(sent_at) FROM taskmanager_tasks WHERE sent_at <= :until), 0),
+            coalesce((SELECT max(updated_at) FROM taskmanager_instances WHERE updated_at <= :until), 0),
+            coalesce((SELECT sent_at FROM taskmanager_heartbeats WHERE sent_at <= :until ORDER BY id DESC LIMIT 1), 0)
+        )
+        """,
+        {"until": until},
+    ).fetchone()
+    return int(found)
+
+
+def make_due(connection: Session, now: int) -> int:
+    """See `Store.make_due`. It reads every free row that is not due, so it is for clocks that were stepped only."""
+    with connection.transaction():
+        return connection.execute(
+            f"""
+            UPDATE {_FREE} SET {DUE}, updated_at = :now
+            WHERE {_IS_FREE} AND enqueued_at > :now AND updated_at > :now
+                AND (enqueued_at <= updated_at OR ({IS_PAUSE} AND NOT {SLEEPS}))
+            """,
+            {"now": now},
+        ).rowcount
+
+
+_OF_FREE_QUEUES: Final = f"""
+SELECT level.task_name, level.queue_name,
+    (
+        SELECT count(*) FROM (
+            SELECT 1 FROM {_FREE}
+            WHERE task_name = level.task_name AND queue_name = level.queue_name AND {_IS_FREE} LIMIT :count_cap
+        )
+    ),
+    min((
+        SELECT min(enqueued_at) FROM {_FREE}
+        WHERE task_name = level.task_name AND queue_name = level.queue_name AND priority = level.priority AND {_IS_FREE}
+    ))
+FROM each_priority AS level WHERE level.priority IS NOT NULL
+GROUP BY level.task_name, level.queue_name
+ORDER BY level.task_name, level.queue_name
+"""
+_FREE_LEVELS: Final = "task_name", "queue_name", "priority"
+_FREE_QUEUES: Final = hops(_FREE, _IS_FREE, *_FREE_LEVELS) + _OF_FREE_QUEUES
+_SOME_FREE_QUEUES: Final = hops(_FREE, _IS_FREE, *_FREE_LEVELS, limit=2 * MAX_FREE + 2) + _OF_FREE_QUEUES
+"""A series ends with a NULL, so at most every second row is one: when rows are left out, `MAX_FREE` are there."""
+
+
+def free_queues(connection: Session, count_cap: int = FREE_COUNT_CAP, *, is_bounded: bool = False) -> list[FreeQueue]:
+    """See `Store.free_queues`. With `is_bounded`, some may be left out where they are `MAX_FREE` or more."""
+    rows = connection.execute(_SOME_FREE_QUEUES if is_bounded else _FREE_QUEUES, {"count_cap": count_cap}).fetchall()
+    return [FreeQueue._make((*row, Undecodable not in map(type, row))) for row in rows]

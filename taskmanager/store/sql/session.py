@@ -1,0 +1,89 @@
+"""One connection to a database, as the verbs see it. Each database has its own, and a test may have another.
+
+All SQL here is written as SQLite reads it, in a form that other databases understand too, or that their session puts
+into their words. What differs by more than words is a method.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from taskmanager.store.sql.statements import Kind, Row
+    from taskmanager.store.statistics import FileSize
+
+Values = Sequence[Any] | Mapping[str, Any]
+
+
+class Found(Protocol):
+    """What a statement has found or changed."""
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows were changed."""
+        ...
+
+    def fetchone(self) -> Any:
+        """Return the next row, or None."""
+        ...
+
+    def fetchall(self) -> list[Any]:
+        """Return all rows that are left."""
+        ...
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the rows that are left."""
+        ...
+
+
+class Session(Protocol):
+    """One connection. Used by one thread at a time."""
+
+    faults: ClassVar[tuple[type[Exception], ...]]
+    """What a statement raises if a row, or the database, does not let it through."""
+    too_large: ClassVar[type[Exception]]
+    """What a query raises whose rows are too large together for one text."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open."""
+        ...
+
+    def execute(self, sql: str, values: Values = ..., /) -> Found:
+        """Do one statement, whose values are named (`:name`) or in order (`?`)."""
+        ...
+
+    def executemany(self, sql: str, rows: Iterable[Values], /) -> object:
+        """Do one statement for each of these rows."""
+        ...
+
+    def transaction(self, *, is_beside: bool = False) -> AbstractContextManager[None]:
+        """Open a transaction that writes, which is over when the block is, whatever happened in it.
+
+        No other one writes meanwhile. But those that are `is_beside` do, each beside the others of that kind: of them
+        every statement repeats its precondition, and nothing that they do depends on rows that they do not write.
+        """
+        ...
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Let all queries of the block see the database as it was at the first one. A block inside another joins it.
+
+        Keep the block short: it holds back the log of SQLite, and in PostgreSQL what may be cleared away.
+        """
+        ...
+
+    def write(self, kind: "Kind", rows: "Sequence[Row]", changed_ids: set[str] | None = None) -> int:
+        """Write these rows. Return how many have changed something; their ids are added to `changed_ids`."""
+        ...
+
+    def is_rows_fault(self, error: Exception) -> bool:
+        """Whether no retry will make this row storable, as opposed to trouble of the database."""
+        ...
+
+    def size(self) -> "FileSize":
+        """Return how large the database is."""
+        ...
+
+    def tidy(self) -> None:
+        """Do at once, behind a transaction that has deleted much, what else a later commit would have to do."""
+        ...
