@@ -1,15 +1,24 @@
-"""What every test shares: asyncio is the backend of `@pytest.mark.anyio`, and Hypothesis repeats itself in CI."""
+"""What every test shares: asyncio is the backend of `@pytest.mark.anyio`, Hypothesis repeats itself in CI, and there is
+a PostgreSQL server for those who ask for it.
+"""
 
 import gc
 import logging
 import os
+import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from taskmanager.model.logger import logger
+
+if TYPE_CHECKING:
+    from tests.servers import Cluster
+
+NO_SERVER = "no PostgreSQL server is installed: apt install postgresql"
 
 # A shared machine is slow in bursts; a deadline per example would fail for that and for nothing else.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -63,3 +72,32 @@ def no_move_is_forbidden(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     tasks.removeHandler(handler)
     assert not handler.told or request.module.__name__.endswith("test_engine_phases"), handler.told
+
+
+@pytest.fixture(scope="session")
+def cluster() -> "Iterator[Cluster]":
+    """One PostgreSQL server for each process of pytest, made when it is first asked for."""
+    from tests.servers import Cluster, find_binaries
+
+    if find_binaries() is None:
+        pytest.skip(NO_SERVER)
+    made = Cluster.create()
+    yield made
+    made.destroy()
+
+
+@pytest.fixture
+def schema_url(cluster: "Cluster") -> Iterator[str]:
+    """The address of the server with a schema that only this test has. It is not made, and is dropped afterwards."""
+    name = f"t_{secrets.token_hex(4)}"
+    yield cluster.url(name)
+    cluster.psql(f"SET lock_timeout = '20s'; DROP SCHEMA IF EXISTS {name} CASCADE")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let all tests that lack a server say so in one line of the summary, with their number."""
+    report = yield
+    if report.skipped and NO_SERVER in str(report.longrepr):
+        report.longrepr = (__file__, 0, NO_SERVER)
+    return report
