@@ -144,10 +144,14 @@ class CurrentInstance:
         return SqliteStore(database, synchronous=self._settings().synchronous, is_dead=partial(is_dead, database))
 
     def check_start(self) -> None:
-        """Raise `WrongProcess` in a child that was forked while its parent had the file open, or ran the manager."""
+        """Raise `ConfigurationError` if the manager runs already.
+
+        Raise `WrongProcess` in a child that was forked while its parent had the file open, or ran the manager.
+        """
         database = self.database
         if (lifecycle := self.lifecycle) is not None and not lifecycle.engine.inbox.is_loop_closed():
             _check_process(lifecycle)
+            raise ConfigurationError("the manager runs already; stop it before starting it again")
         if database is None:
             return
         from taskmanager.store.sqlite.files import check_process

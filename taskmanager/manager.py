@@ -277,8 +277,10 @@ class TaskManager:
         self, definition: "Definition", options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> "TaskHandle[Any]":
         """Take in a call; the `enqueue` of a bound task calls this."""
-        live, was_there = self._intake.enqueue(definition, options, args, kwargs)
-        return self._handle_of(live.task_id, live, was_there)
+        made = self._intake.make(definition, options, args, kwargs)
+        handle: TaskHandle[Any] = self._handle_of(made.task_id, made)  # first: a thread with the loop may end the task
+        live, was_there = self._intake.hand_over(made)
+        return self._handle_of(live.task_id, live, found=True) if was_there else handle
 
     @overload
     def submit_in(
@@ -314,8 +316,6 @@ class TaskManager:
         from taskmanager.lifecycle import new_lifecycle
 
         self._instance.check_start()
-        if self._lifecycle is not None and not self._lifecycle.engine.inbox.is_loop_closed():
-            raise ConfigurationError("the manager runs already; stop it before starting it again")
         await self.stop()
         self._registry.warn_at_start()
         self._intake.reopen_for_start(self._settings)

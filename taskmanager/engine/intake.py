@@ -87,15 +87,6 @@ class Intake:
 
     # The call.
 
-    def enqueue(
-        self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[LiveTask, bool]:
-        """Check, make and hand over one task; and whether the key named a task that is here already.
-
-        Whatever is wrong raises at once, and nothing is kept.
-        """
-        return self.hand_over(self.make(definition, options, args, kwargs))
-
     def hand_over(self, live: LiveTask) -> tuple[LiveTask, bool]:
         """Hand over a task that was made before; and whether its key named a task that is here already."""
         inbox = self.inbox

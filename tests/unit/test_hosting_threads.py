@@ -13,7 +13,9 @@ from typing import Any, Final
 
 import pytest
 
-from taskmanager import ConfigurationError, ManagerStopped, StoreError, TaskFailed, TaskManager, TaskStatus
+from taskmanager import ConfigurationError, ManagerStopped, StoreError, TaskEvent, TaskFailed, TaskManager, TaskStatus
+from taskmanager.engine.intake import Intake
+from taskmanager.engine.live_task import LiveTask
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -198,6 +200,34 @@ def test_call_raises_what_its_work_raises(manager: TaskManager) -> None:
         with pytest.raises(ConfigurationError, match="timeout must be"):
             handle.wait(timeout="1")  # type: ignore[arg-type]  # that is the mistake
         assert handle.cancel()
+
+
+@pytest.mark.parametrize("persist", [True, False])
+def test_handle_has_the_cause_of_a_task_that_ends_before_the_call(
+    manager: TaskManager, monkeypatch: pytest.MonkeyPatch, persist: bool
+) -> None:
+    """The loop may run the task to its end before the thread that enqueued it goes on."""
+    has_ended, hand_over = threading.Event(), Intake.hand_over
+
+    def slowly(intake: Intake, live: LiveTask) -> tuple[LiveTask, bool]:
+        handed_over = hand_over(intake, live)
+        assert has_ended.wait(20)
+        return handed_over
+
+    @manager.task(persist=persist)
+    async def fails() -> None:
+        raise ValueError("no")
+
+    @manager.on("failed")
+    def note(event: TaskEvent) -> None:
+        has_ended.set()
+
+    monkeypatch.setattr(Intake, "hand_over", slowly)
+    with manager.in_thread():
+        handle = fails.enqueue()
+        with pytest.raises(TaskFailed) as caught:
+            handle.wait()
+    assert isinstance(caught.value.__cause__, ValueError)
 
 
 @pytest.mark.parametrize("lane", ["async", "thread"])
