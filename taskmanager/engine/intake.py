@@ -99,9 +99,14 @@ class Intake:
                 self._hold(live)
             else:
                 self._check_room(live, inbox)
-                inbox.put(live)
-            if live.idempotency_key is not None and not live.has_left:
-                self.keys.give(live)
+            if live.idempotency_key is not None:
+                self.keys.give(live)  # before the loop has the task, and may take its key away again
+            if inbox is not None:
+                try:
+                    inbox.put(live)
+                except ManagerStopped:
+                    self.keys.left(live)
+                    raise
         return live, False
 
     def make(

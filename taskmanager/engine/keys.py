@@ -155,8 +155,10 @@ class Keys:
 
     def left(self, live: LiveTask) -> None:
         """The store answers for the key from now on."""
-        if live.idempotency_key is not None and self._newest.get(live.task_id) is live:
-            self._newest.pop(live.task_id, None)
+        if live.idempotency_key is not None:
+            with self.lock:
+                if self._newest.get(live.task_id) is live:
+                    del self._newest[live.task_id]
 
     def ended(self, live: LiveTask) -> None:
         """A task has ended for good: persisted ones are found in the store, memory-only ones in a window here."""

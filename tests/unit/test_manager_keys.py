@@ -3,11 +3,15 @@
 import asyncio
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from taskmanager import QueueConfig, QueueFull, TaskManager, TaskStatus, task
+from taskmanager import ManagerStopped, QueueConfig, QueueFull, TaskManager, TaskStatus, task
+from taskmanager.engine.inbox import Inbox
+from taskmanager.engine.keys import Keys
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import START, World, isolated
 
@@ -244,3 +248,65 @@ async def test_threads_race_for_one_key(world: World) -> None:
 
     found = await asyncio.gather(*(asyncio.to_thread(caller) for _ in range(3)))
     assert sorted(map(str, found)) == ["False", "True", "True"]
+
+
+def test_a_key_answered_before_its_call_returns_is_free_after_a_purge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop of another thread may learn from the file that the key has a task, before the caller goes on. From then
+    on the file answers for the key, so the memory of the caller's call must not."""
+    manager, runs = TaskManager(tmp_path / "tasks.db"), []
+    handed_over: list[LiveTask] = []
+    has_answer = threading.Event()
+    put, give, left = Inbox.put, Keys.give, Keys.left
+
+    def put_noted(inbox: Inbox, live: LiveTask) -> None:
+        handed_over.append(live)
+        put(inbox, live)
+
+    def give_late(keys: Keys, live: LiveTask) -> None:
+        assert live not in handed_over or has_answer.wait(20)
+        give(keys, live)
+
+    def left_noted(keys: Keys, live: LiveTask) -> None:
+        left(keys, live)
+        has_answer.set()
+
+    @manager.task(persist=True)
+    async def job(n: int) -> int:
+        runs.append(n)
+        return n
+
+    call = job.with_options(idempotency_key="k")
+    with manager.in_thread():
+        assert call.enqueue(1).wait() == 1
+        manager.call(manager.flush())
+        monkeypatch.setattr(Inbox, "put", put_noted)
+        monkeypatch.setattr(Keys, "give", give_late)
+        monkeypatch.setattr(Keys, "left", left_noted)
+        assert call.enqueue(2).wait() == 1
+        assert manager.call(manager.purge(older_than=timedelta(0))) == 1
+        assert call.enqueue(3).wait() == 3
+    assert runs == [1, 3]
+
+
+async def test_a_call_whose_loop_closes_meanwhile_holds_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused at the last moment, where the loop is told of it."""
+    manager = TaskManager(None)
+
+    @manager.task
+    async def job() -> None: ...
+
+    def closed(inbox: Inbox) -> None:
+        raise RuntimeError("Event loop is closed")
+
+    call = job.with_options(idempotency_key="k")
+    async with isolated(manager) as world:
+        await world.idle()
+        with monkeypatch.context() as patched:
+            patched.setattr(Inbox, "_ring", closed)
+            with pytest.raises(ManagerStopped):
+                call.enqueue()
+        handle = call.enqueue()
+        assert handle.is_duplicate is False
+        await handle
