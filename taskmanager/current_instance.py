@@ -138,8 +138,8 @@ class CurrentInstance:
             from taskmanager.store.memory import MemoryStore
 
             return MemoryStore()
-        from taskmanager.engine.instance import is_dead
         from taskmanager.store.sqlite import SqliteStore
+        from taskmanager.store.sqlite.presence import is_dead
 
         return SqliteStore(database, synchronous=self._settings().synchronous, is_dead=partial(is_dead, database))
 

@@ -19,7 +19,7 @@ from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.engine import Engine, wire
-from taskmanager.engine.instance import InstanceLock, new_identity
+from taskmanager.engine.instance import new_identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.loops import cancelled_once, outlast, shielded
 from taskmanager.engine.phases import STARTING
@@ -35,6 +35,7 @@ from taskmanager.model.settings import Settings
 from taskmanager.model.wording import counted, remedy
 from taskmanager.stop import Abandoned, Release, Unstopped
 from taskmanager.store.protocol import Store
+from taskmanager.store.sqlite.presence import InstanceLock
 
 if TYPE_CHECKING:
     from taskmanager.duties.schedule import Schedule

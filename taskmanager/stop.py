@@ -21,7 +21,6 @@ from taskmanager.engine.answers import WriterListener
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.inbox import HELPING
-from taskmanager.engine.instance import InstanceLock
 from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask
 from taskmanager.engine.loops import let_loop_close
 from taskmanager.engine.outcome import Outcome, extra_of
@@ -31,6 +30,7 @@ from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
+from taskmanager.store.sqlite.presence import InstanceLock
 
 WRITE_PATIENCE_S: Final = 1.5
 """How long to try a file that cannot be written. The last wait for SQLite's lock makes it two seconds."""

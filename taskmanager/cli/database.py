@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from taskmanager.cli.options import DB_VARIABLE
-from taskmanager.engine.instance import has_lock_file
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreUnavailable, UnknownTask
 from taskmanager.store.sql.queries import instances
@@ -16,6 +15,7 @@ from taskmanager.store.sql.search import ids_like, memory_only
 from taskmanager.store.sql.session import Session
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite.files import check_process
+from taskmanager.store.sqlite.presence import has_lock_file
 from taskmanager.store.sqlite.reading import READ_PATIENCE_S, open_read_only
 from taskmanager.store.sqlite.session import SqliteSession
 

@@ -25,10 +25,10 @@ from rich.text import Text
 import taskmanager
 from taskmanager.cli.demo_tasks import check_file, key_of
 from taskmanager.cli.options import answer_json, json_option
-from taskmanager.engine.instance import is_dead, lock_files
 from taskmanager.model.escaping import escaped
 from taskmanager.model.wording import counted
 from taskmanager.store.sqlite.files import open_existing
+from taskmanager.store.sqlite.presence import is_dead, lock_files
 
 SKIPPED: Final = frozenset({"__pycache__", "site-packages", "dist-packages", "node_modules"})
 START: Final = "A program enqueues one task per file. Each is in the database before it runs, so no crash can lose it."

@@ -16,7 +16,6 @@ from taskmanager.cli.options import answer_json, draw, file_options
 from taskmanager.console.figures import relative, short, workflow_label
 from taskmanager.console.observer import look, unknown_in, unrun_in
 from taskmanager.console.overview import Finding, Health, InstanceView
-from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import MINUTE_US, SECOND_US, SystemClock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import counted
@@ -36,6 +35,7 @@ from taskmanager.store.sqlite.locks import (
     read_wal_index,
     without_lock,
 )
+from taskmanager.store.sqlite.presence import is_dead
 from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, READ_PATIENCE_S
 from taskmanager.store.sqlite.schema import missing_views, version
 from taskmanager.store.sqlite.session import SqliteSession

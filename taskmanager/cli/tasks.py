@@ -28,7 +28,6 @@ from taskmanager.console.acts import Act, Answer
 from taskmanager.console.documents import attempt_document, record_document, step_document
 from taskmanager.console.figures import MAX_CHARS, iso
 from taskmanager.console.outlook import outlook, surroundings
-from taskmanager.engine.instance import is_dead
 from taskmanager.engine.records import is_free
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import UnknownTask
@@ -50,6 +49,7 @@ from taskmanager.store.sql.queries import (
 from taskmanager.store.sql.search import Search, error_messages, find, find_ids, memory_only
 from taskmanager.store.sql.session import Session
 from taskmanager.store.sql.workflow_views import workflows_of
+from taskmanager.store.sqlite.presence import is_dead
 from taskmanager.store.statistics import OwnWorkflow
 
 SHOWN_BEFORE: Final = 10  # tasks of a batch that are shown before the question

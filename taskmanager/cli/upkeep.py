@@ -23,7 +23,7 @@ from taskmanager.cli.options import (
 from taskmanager.console.acts import patiently
 from taskmanager.duties.recovery import PAGE, Recovery
 from taskmanager.engine.actions import PURGE_PAGE, repeated
-from taskmanager.engine.instance import is_dead, new_identity
+from taskmanager.engine.instance import new_identity
 from taskmanager.model.clock import MINUTE_US, SystemClock
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow, expected_of
@@ -32,6 +32,7 @@ from taskmanager.model.wording import counted
 from taskmanager.store.protocol import Store, TaskFilter
 from taskmanager.store.sql.queries import counts
 from taskmanager.store.sqlite.backup import back_up
+from taskmanager.store.sqlite.presence import is_dead
 from taskmanager.store.sqlite.reading import open_read_only
 
 RECOVER_EPILOG: Final = """\b

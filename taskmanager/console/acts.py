@@ -15,7 +15,6 @@ from taskmanager.codec.values import dumps
 from taskmanager.console.figures import relative
 from taskmanager.engine.actions import cancel_stored, retry_stored, why_not_again
 from taskmanager.engine.definition import RowCodec, options_of
-from taskmanager.engine.instance import is_dead
 from taskmanager.engine.records import is_free
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import ArgumentError, StoreError, StoreUnavailable
@@ -24,6 +23,7 @@ from taskmanager.model.record import TaskRow, TaskWrite, UnreadableRow
 from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
 from taskmanager.store.protocol import Store
 from taskmanager.store.sql.workflow_views import WorkflowView
+from taskmanager.store.sqlite.presence import is_dead
 
 PAGE: Final = 500
 WRITE_PATIENCE_S: Final = 10.0  # how long an action tries to get at a file that another program holds locked

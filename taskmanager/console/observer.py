@@ -16,7 +16,6 @@ from typing import Final, NamedTuple
 from taskmanager.console.overview import Durations, Health, InstanceView, Overview, QueueView, StorageView
 from taskmanager.console.problems import problems_of
 from taskmanager.duties.reports import MAX_SHOWN_TASKS
-from taskmanager.engine.instance import PUT_BACK_S, has_lock_file, is_dead
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.errors import StoreError
 from taskmanager.model.report import InstanceReport, QueueReport, RunningTask
@@ -25,6 +24,7 @@ from taskmanager.store.protocol import FREE_COUNT_CAP, FreeQueue, InstanceRow
 from taskmanager.store.sql.queries import counts as count_all
 from taskmanager.store.sql.session import Session
 from taskmanager.store.sql.statistics import statistics
+from taskmanager.store.sqlite.presence import PUT_BACK_S, has_lock_file, is_dead
 from taskmanager.store.statistics import Held, Statistics, said_by
 
 DEFAULT_HEARTBEAT_S: Final = 30.0  # for an instance that has not said yet how often its heart beats

@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 from taskmanager.console.figures import MAX_WHOLE_ID
 from taskmanager.duties.recovery import orphan_of
 from taskmanager.engine.definition import timeout_of
-from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow, UnreadableRow
@@ -18,6 +17,7 @@ from taskmanager.model.steps import StepRow
 from taskmanager.model.workflows import HELD, WorkflowRow
 from taskmanager.rules.recovery import judge_orphan
 from taskmanager.store.protocol import InstanceRow
+from taskmanager.store.sqlite.presence import is_dead
 from taskmanager.store.statistics import OwnWorkflow, said_by
 
 _SHORT_ID: Final = 8

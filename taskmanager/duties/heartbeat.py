@@ -12,11 +12,11 @@ from contextlib import closing, suppress
 from typing import Final
 
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import InstanceLock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.wording import MORE_THREADS
 from taskmanager.store.protocol import Beat, Beater
+from taskmanager.store.sqlite.presence import InstanceLock
 
 LOOP_PROBE_S: Final = 0.5
 BLOCKED_AFTER_S: Final = 2.0

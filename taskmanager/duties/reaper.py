@@ -21,7 +21,6 @@ from typing import Final
 from taskmanager.duties.heartbeat import Heartbeat
 from taskmanager.duties.recovery import PAGE, Recovery
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import sign_of_life
 from taskmanager.model.checks import check_threshold
 from taskmanager.model.clock import MINUTE_US
 from taskmanager.model.dataclass import dataclass
@@ -30,6 +29,7 @@ from taskmanager.model.record import TaskInfo
 from taskmanager.model.states import LIVE, TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.rules.recovery import Crash
+from taskmanager.store.sqlite.presence import sign_of_life
 
 WELL_TIMES: Final = 3
 """An observer with troubles now and then calls somebody silent after this many thresholds of time without any."""

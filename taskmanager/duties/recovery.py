@@ -15,7 +15,6 @@ from typing import Final
 
 from taskmanager.codec.results import encode_error_text
 from taskmanager.engine.definition import options_of
-from taskmanager.engine.instance import PUT_BACK_S, has_lock_file, is_dead, remove_leftover_locks
 from taskmanager.engine.outcome import log_judged
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.config import DEFAULT_RECOVERY, RecoveryConfig
@@ -28,6 +27,7 @@ from taskmanager.rules.recovery import NO_CRASH, Crash, Orphan, Verdict, judge_o
 from taskmanager.rules.retry import RetryRule
 from taskmanager.store.constraints import unreadable
 from taskmanager.store.protocol import InstanceRow, Store
+from taskmanager.store.sqlite.presence import PUT_BACK_S, has_lock_file, is_dead, remove_leftover_locks
 from taskmanager.store.workflow_protocol import Advance
 
 PAGE: Final = 500

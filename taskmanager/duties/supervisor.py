@@ -14,13 +14,13 @@ from taskmanager.duties.reaper import EXPIRY_INTERVAL_S, Reaper
 from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.retention import Retention
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import InstanceLock
 from taskmanager.engine.outcome import log_judged
 from taskmanager.engine.polling import make_due
 from taskmanager.engine.timers import next_beat
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskWrite
+from taskmanager.store.sqlite.presence import InstanceLock
 
 if TYPE_CHECKING:
     from taskmanager.duties.reports import Reports

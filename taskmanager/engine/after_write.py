@@ -8,7 +8,6 @@ import asyncio
 
 from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import is_dead
 from taskmanager.engine.keys import Answer, answer_of, tell_other_arguments
 from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.outcome import extra_of
@@ -22,6 +21,7 @@ from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import LIVE, WAITING, BuiltInTaskCode, TaskStatus
 from taskmanager.model.workflows import HELD
 from taskmanager.store.on_failure import KEY as ON_FAILURE
+from taskmanager.store.sqlite.presence import is_dead
 from taskmanager.store.workflow_protocol import Advance
 
 

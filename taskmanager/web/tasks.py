@@ -16,7 +16,6 @@ from starlette.responses import RedirectResponse
 
 from taskmanager.console.acts import RETRYABLE
 from taskmanager.console.figures import MAX_CHARS
-from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import LAST_US, span_us
 from taskmanager.model.record import TaskRow, UnreadableRow
 from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
@@ -27,6 +26,7 @@ from taskmanager.store.sql.search import Search, error_messages, is_pattern, mem
 from taskmanager.store.sql.session import Session
 from taskmanager.store.sql.windows import Cursor
 from taskmanager.store.sql.workflow_views import workflows_of
+from taskmanager.store.sqlite.presence import is_dead
 from taskmanager.store.statistics import OwnWorkflow
 from taskmanager.web.bulk import VERBS
 from taskmanager.web.filters import Filter, read_filter, span_told, told

@@ -4,10 +4,10 @@ from collections import Counter
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from taskmanager.engine.instance import is_dead
 from taskmanager.model.record import AttemptRow, TaskRow, expected_of
 from taskmanager.model.states import LIVE, TERMINAL, WAITING, TaskStatus, can_move
 from taskmanager.model.workflows import HELD
+from taskmanager.store.sqlite.presence import is_dead
 from tests.simulation.batches import fits
 from tests.simulation.failures import Failures
 from tests.simulation.faults import READS

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from taskmanager import QueueConfig, RecoveryConfig, TaskManager
-from taskmanager.engine import instance
 from taskmanager.engine.listeners import Listeners
 from taskmanager.model import ids
-from taskmanager.store.sqlite import beat, session, stamp
+from taskmanager.store.sqlite import beat, presence, session, stamp
 from taskmanager.testing import WallClock
 from tests.simulation.batches import Batches
 from tests.simulation.checks import Checks
@@ -257,11 +256,11 @@ class World:
         self.pauses.lose()
         self.timetable.lose()
 
-    def locks_of(self, process: Process) -> list[instance.InstanceLock]:
+    def locks_of(self, process: Process) -> list[presence.InstanceLock]:
         """The lock files that a process holds."""
-        return [lock for each in process.instance_ids if (lock := instance._held.get(each)) is not None]
+        return [lock for each in process.instance_ids if (lock := presence._held.get(each)) is not None]
 
-    def show_life(self, lock: instance.InstanceLock) -> None:
+    def show_life(self, lock: presence.InstanceLock) -> None:
         """As that of the lock, by the clock of the simulation: the machine's would not move from beat to beat."""
         if lock._fd is not None:
             os.utime(lock._fd, ns=(self.now_us * 1_000, self.now_us * 1_000))
@@ -378,15 +377,15 @@ def inhabited(world: World) -> Iterator[None]:
     """Ids and dice from the seed, and the library's log in the history, while the block runs."""
     logger = logging.getLogger("taskmanager")
     handler = _ToLines(world)
-    kept = ids._sequence, random.getstate(), logger.level, logger.propagate, instance.lock_path
+    kept = ids._sequence, random.getstate(), logger.level, logger.propagate, presence.lock_path
     machine: Any = (stamp._CLOCK, stamp.os, beat.BUSY_TIMEOUT_S, session.BUSY_TIMEOUT_S)  # type: ignore[attr-defined]  # what they look at
     if isinstance(world.disk, FileDisk):
         stamp._CLOCK, stamp.os = world.clock, FileTimes(world.disk)  # type: ignore[misc, attr-defined]
     beat.BUSY_TIMEOUT_S = session.BUSY_TIMEOUT_S = 0.0  # type: ignore[misc]
     ids._sequence = _Ids()  # type: ignore[assignment]
-    instance.lock_path = cache(instance.lock_path)  # a tenth of the time of a seed would be spent on paths
-    show_life = instance.InstanceLock.show_life
-    instance.InstanceLock.show_life = lambda lock: world.show_life(lock)  # type: ignore[method-assign, assignment]
+    presence.lock_path = cache(presence.lock_path)  # a tenth of the time of a seed would be spent on paths
+    show_life = presence.InstanceLock.show_life
+    presence.InstanceLock.show_life = lambda lock: world.show_life(lock)  # type: ignore[method-assign, assignment]
     note = Listeners._note
     Listeners._note = lambda listeners, noted: world.hearing.heard(listeners, noted)  # type: ignore[method-assign]
     random.seed(world.seed)
@@ -397,8 +396,8 @@ def inhabited(world: World) -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-        ids._sequence, state, logger.level, logger.propagate, instance.lock_path = kept
+        ids._sequence, state, logger.level, logger.propagate, presence.lock_path = kept
         stamp._CLOCK, stamp.os, beat.BUSY_TIMEOUT_S, session.BUSY_TIMEOUT_S = machine  # type: ignore[misc, attr-defined]
-        instance.InstanceLock.show_life = show_life  # type: ignore[method-assign]
+        presence.InstanceLock.show_life = show_life  # type: ignore[method-assign]
         Listeners._note = note  # type: ignore[method-assign]
         random.setstate(state)

@@ -20,12 +20,12 @@ from taskmanager.console.overview import (
     Health,
     Overview,
 )
-from taskmanager.engine.instance import PUT_BACK_S, InstanceLock
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskWrite
 from taskmanager.model.report import InstanceReport
 from taskmanager.store.sql.queries import counts
 from taskmanager.store.sql.statistics import statistics
+from taskmanager.store.sqlite.presence import PUT_BACK_S, InstanceLock
 from taskmanager.store.sqlite.reading import open_read_only
 from taskmanager.store.sqlite.session import SqliteSession
 from tests.contract.rows import task

@@ -14,9 +14,9 @@ import pytest
 
 from taskmanager import TaskManager, TaskStatus
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import is_dead, lock_path
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.sqlite import SqliteStore
+from taskmanager.store.sqlite.presence import is_dead, lock_path
 from taskmanager.testing import Fault, FaultyStore, isolated
 
 fcntl = pytest.importorskip("fcntl")

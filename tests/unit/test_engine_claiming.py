@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskManager, TaskStatus
-from taskmanager.engine.instance import has_lock_file, is_dead, lock_path
 from taskmanager.model.errors import StoreError
 from taskmanager.store.sqlite import SqliteStore
+from taskmanager.store.sqlite.presence import has_lock_file, is_dead, lock_path
 from tests.acceptance.odd_files import ENDED, FREE, LOST, RUNNING, insert, made_file
 
 pytestmark = pytest.mark.anyio

@@ -12,12 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from taskmanager.engine.instance import (
-    InstanceLock,
-    is_dead,
-    lock_path,
-    new_identity,
-)
+from taskmanager.engine.instance import new_identity
+from taskmanager.store.sqlite.presence import InstanceLock, is_dead, lock_path
 
 needs_flock = pytest.mark.skipif(sys.platform == "win32", reason="no flock on this platform")
 
@@ -168,7 +164,7 @@ def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 HOLDER = """
     import os, sys, time
     from pathlib import Path
-    from taskmanager.engine.instance import InstanceLock
+    from taskmanager.store.sqlite.presence import InstanceLock
     lock = InstanceLock(Path(sys.argv[1]), "child")
     lock.take()
     grandchild = os.fork() if sys.argv[2] == "forks" else None

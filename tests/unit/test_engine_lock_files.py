@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from taskmanager.engine.instance import (
+from taskmanager.model.ids import new_instance_id
+from taskmanager.store.sqlite.presence import (
     InstanceLock,
     has_lock_file,
     is_dead,
@@ -16,7 +17,6 @@ from taskmanager.engine.instance import (
     lock_path,
     remove_leftover_locks,
 )
-from taskmanager.model.ids import new_instance_id
 
 pytestmark = [
     pytest.mark.anyio,

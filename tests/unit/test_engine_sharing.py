@@ -13,11 +13,11 @@ import pytest
 
 from taskmanager import QueueConfig, TaskCancelled, TaskManager, TaskStatus
 from taskmanager.engine import sharing
-from taskmanager.engine.instance import InstanceLock
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.schedule import ScheduleDeclaration
 from taskmanager.store.protocol import ClaimRequest, CommitReport, InstanceRow
 from taskmanager.store.sqlite import SqliteStore
+from taskmanager.store.sqlite.presence import InstanceLock
 from tests.contract.rows import FREE_ROW
 
 pytestmark = pytest.mark.anyio

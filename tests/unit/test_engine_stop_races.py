@@ -23,10 +23,10 @@ from taskmanager import (
 )
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.inbox import HELPING
-from taskmanager.engine.instance import InstanceLock, is_dead, lock_path
 from taskmanager.engine.outbox import Sent
 from taskmanager.engine.writer import MAX_BATCH
 from taskmanager.store.protocol import CommitReport
+from taskmanager.store.sqlite.presence import InstanceLock, is_dead, lock_path
 from taskmanager.testing import Fault, FaultyStore
 from tests.unit.engine_worlds import assert_counters, engine_of, happens, manager_of, persisted, turns_until, world_of
 

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from taskmanager.engine.instance import InstanceLock, lock_path
 from taskmanager.model.clock import to_us
 from taskmanager.store.sqlite import SqliteStore
+from taskmanager.store.sqlite.presence import InstanceLock, lock_path
 
 SECOND: Final = 1_000_000
 MINUTE: Final = 60 * SECOND

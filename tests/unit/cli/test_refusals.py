@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from taskmanager.cli.options import as_document
-from taskmanager.engine.instance import InstanceLock
+from taskmanager.store.sqlite.presence import InstanceLock
 from tests.unit.command_line import digest, taskmanager
 
 

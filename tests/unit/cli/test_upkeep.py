@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from taskmanager.duties import recovery
-from taskmanager.engine.instance import InstanceLock
+from taskmanager.store.sqlite.presence import InstanceLock
 from tests.unit.cli.documents import RecoveryDocument
 from tests.unit.command_line import statuses, taskmanager
 

@@ -10,9 +10,9 @@ from typing import Any
 from taskmanager import TaskManager
 from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import InstanceLock
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
 from taskmanager.store.protocol import Beat, CommitReport, InstanceRow
+from taskmanager.store.sqlite.presence import InstanceLock
 
 HOUR_US = 3_600_000_000
 

@@ -12,7 +12,7 @@ import pytest
 
 from taskmanager import RecoveryConfig
 from taskmanager.duties.heartbeat import BLOCKED_AFTER_S, LOOP_PROBE_S, Heartbeat, Rest
-from taskmanager.engine.instance import InstanceLock, sign_of_life
+from taskmanager.store.sqlite.presence import InstanceLock, sign_of_life
 from tests.unit.duties.scene import NOW_US, until
 
 pytestmark = pytest.mark.anyio

@@ -8,8 +8,8 @@ import pytest
 
 from taskmanager import RecoveryConfig, TaskStatus
 from taskmanager.duties import recovery
-from taskmanager.engine.instance import has_lock_file, lock_path, sign_of_life
 from taskmanager.model.errors import StoreUnavailable
+from taskmanager.store.sqlite.presence import has_lock_file, lock_path, sign_of_life
 from tests.contract.rows import task
 from tests.unit.duties.scene import NOW_US, until
 
