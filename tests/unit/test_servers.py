@@ -104,6 +104,7 @@ def test_schema_of_a_test_is_gone_afterwards(cluster: Cluster) -> None:
     assert cluster.psql("SELECT nspname FROM pg_namespace WHERE nspname LIKE 't\\_%'") == []
 
 
+@pytest.mark.usefixtures("cluster")  # where there is one
 def test_server_ends_with_a_process_that_is_killed() -> None:
     """Nothing is left on the machine, in whatever way a run of the tests ends."""
     program = (
