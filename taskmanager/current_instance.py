@@ -14,7 +14,7 @@ from taskmanager.engine.intake import Intake
 from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask
 from taskmanager.engine.loops import result_here
 from taskmanager.engine.outcome import extra_of
-from taskmanager.engine.waiters import refuse_inside, wait_in
+from taskmanager.engine.waiters import Waiters, refuse_inside, wait_in
 from taskmanager.model.checks import check_tags, check_timeout
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import ConfigurationError, ManagerStopped, WrongProcess, unknown_task
@@ -279,9 +279,20 @@ class CurrentInstance:
 
     def hint_of_no_start(self, live: LiveTask) -> Hint | None:
         """Start a timer for a hint: a start that was forgotten, or not awaited, looks like a task that hangs."""
-        if self.running() is not None or self._intake().has_warned:
+        if self.running() is not None:
             return None
         return Hint(partial(self._say_no_start, live))
+
+    def enter_before_start(self, waiters: Callable[[], Waiters], waiter: "asyncio.Future[Any]") -> Waiters | None:
+        """Put a future into a list of waiters, and return the list; None if the manager runs by now.
+
+        A start takes the lock when it comes up. After that only its loop changes the list, or has emptied it already.
+        """
+        with self._intake().keys.lock:
+            if self.running() is not None:
+                return None
+            (entered := waiters()).append(waiter)
+            return entered
 
     def _say_no_start(self, live: LiveTask) -> bool:
         """Warn once per manager. Return False to be called again, because a start is under way."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar, cast
 from weakref import ref
 
@@ -149,7 +149,7 @@ class TaskHandle(Generic[R_co]):
         if live is None or live.has_left:
             return self._end_from_afar(live)
         self._hold(live)
-        return self._wait(live, live.waiters_list())
+        return self._wait(live, live.waiters_list, self._ending)
 
     async def _end_from_afar(self, live: LiveTask | None) -> Ending:
         ending = await self._instance.wait_for(self._task_id, self._hold, was_accepted=live is not None)
@@ -158,11 +158,26 @@ class TaskHandle(Generic[R_co]):
         self._seen = self._seen if ending.requeued else ending.status
         return ending
 
-    def _wait(self, live: LiveTask, waiters: Waiters) -> Coroutine[Any, Any, Any]:
+    def _wait(
+        self, live: LiveTask, waiters: Callable[[], Waiters], again: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> Coroutine[Any, Any, Any]:
         """Return the wait. Each coroutine around another one costs every wait a step, so there is none without need."""
         self._check_process(live)
         hint = self._instance.hint_of_no_start(live)
-        return wait_in(waiters) if hint is None else _hinted(hint, waiters)
+        return wait_in(waiters()) if hint is None else self._wait_for_start(hint, waiters, again)
+
+    async def _wait_for_start(
+        self, hint: Hint, waiters: Callable[[], Waiters], again: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> Any:
+        """Wait in a list of waiters, or in another way if the manager was started meanwhile by another thread."""
+        waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        entered = self._instance.enter_before_start(waiters, waiter)
+        try:
+            return await (again() if entered is None else waiter)
+        finally:
+            hint.cancel()
+            if entered is not None and waiter.cancelled() and waiter in entered:
+                entered.remove(waiter)
 
     def wait(self, *, timeout: float | None = None) -> R_co:
         """Wait in this thread for the task, and return its value, as `await` does on an event loop.
@@ -202,7 +217,7 @@ class TaskHandle(Generic[R_co]):
         self._instance.hurry(live)
         try:
             async with asyncio.timeout(timeout):
-                await self._wait(live, live.save_waiters_list())
+                await self._wait(live, live.save_waiters_list, self.saved)
         except TimeoutError:
             reason = self._instance.degraded_reason()
             if reason is not None:
@@ -237,13 +252,6 @@ class TaskHandle(Generic[R_co]):
 
     def __repr__(self) -> str:
         return f"<TaskHandle {self._task_id} {self.status}>"
-
-
-async def _hinted(hint: Hint, waiters: Waiters) -> Any:
-    try:
-        return await wait_in(waiters)
-    finally:
-        hint.cancel()
 
 
 def not_completed(task_id: str, ending: Ending) -> TaskNotCompleted:

@@ -127,8 +127,8 @@ class Lifecycle:
             self._starting = None
             self._came_up.set()
         # Nothing awaits from here on: what was held for the start is either still held, or in good hands.
+        self._life.is_up = True  # before the lock is taken: see CurrentInstance.enter_before_start
         self._intake.open(self._inbox)
-        self._life.is_up = True
         self._unstopped.begin()
         self._life.kick()
         self._host.start("takeover", self._poller.recover_the_dead)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from taskmanager import ManagerStopped, StoreError, TaskHandle, TaskManager, WrongProcess, current_instance
+from taskmanager.current_instance import CurrentInstance, Hint
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import FaultyStore, isolated
 from tests.unit.engine_worlds import happens
@@ -196,6 +198,41 @@ async def test_a_loop_that_does_not_run_is_said(caplog: pytest.LogCaptureFixture
     )
     await asyncio.to_thread(runs.join)
     loop.close()
+
+
+@pytest.mark.parametrize("wait", WAITS)
+async def test_a_wait_is_answered_by_a_start_that_comes_up_beside_it(
+    monkeypatch: pytest.MonkeyPatch, wait: Wait
+) -> None:
+    """The loop of another thread may run the task to its end while this one is about to wait for the start."""
+    manager = TaskManager("never-opened.db", requeue_pending=True)
+    manager._make_store = MemoryStore
+    handle = manager.task(name="work")(work).enqueue(1)
+    has_ended, may_stop, hint = threading.Event(), threading.Event(), CurrentInstance.hint_of_no_start
+
+    async def serve() -> None:
+        async with manager:
+            await manager.join()
+            await manager.flush()
+            has_ended.set()
+            await asyncio.to_thread(may_stop.wait)
+
+    runs = threading.Thread(target=asyncio.run, args=(serve(),))
+
+    def hint_late(instance: CurrentInstance, live: LiveTask) -> Hint | None:
+        made = hint(instance, live)
+        if not has_ended.is_set():
+            runs.start()
+            assert has_ended.wait(20)
+        return made
+
+    monkeypatch.setattr(CurrentInstance, "hint_of_no_start", hint_late)
+    try:
+        async with asyncio.timeout(5):
+            await wait(handle)
+    finally:
+        may_stop.set()
+        await asyncio.to_thread(runs.join)
 
 
 @pytest.mark.parametrize("wait", WAITS)
