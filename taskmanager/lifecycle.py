@@ -32,10 +32,9 @@ from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavai
 from taskmanager.model.hooks import Hooks
 from taskmanager.model.logger import logger
 from taskmanager.model.settings import Settings
-from taskmanager.model.wording import counted, remedy
+from taskmanager.model.wording import counted
 from taskmanager.stop import Abandoned, Release, Unstopped
 from taskmanager.store.protocol import Store
-from taskmanager.store.sqlite.presence import InstanceLock
 
 if TYPE_CHECKING:
     from taskmanager.duties.schedule import Schedule
@@ -77,8 +76,7 @@ class Lifecycle:
         self._settings, self._life = engine.settings, engine.life
         self.engine = engine
         self.duties = duties
-        database = self._settings.database
-        self._lock = None if database is None else InstanceLock(database, self._identity.instance_id)
+        self._presence = engine.presence
         self._after_write = AfterWrite(engine)
         self._file_watch = FileWatch(engine, self._made_anew, self._after_write.lost)
         self._claimer = Claimer(engine, self._after_write.give_up)
@@ -96,7 +94,7 @@ class Lifecycle:
         self.is_stopping = False
         """True from the moment a stop was asked for."""
         self._release = Release(engine)
-        self._abandoned = Abandoned(engine, duties.heartbeat, self._lock)
+        self._abandoned = Abandoned(engine, duties.heartbeat)
         self._unstopped = Unstopped(engine, self._after_write, self._release, self._abandoned, self.stop_now)
 
     async def start(self) -> None:
@@ -107,7 +105,7 @@ class Lifecycle:
         try:
             await self._open()
             await self._patiently(self._recover)
-            self.duties.start(self._unstopped.write_here, self._lock)
+            self.duties.start(self._unstopped.write_here)
             has_heartbeat = True
             self._stall.start()
             self._host.start_task(WRITER, partial(self._writer.start, self._after_write, watches_loop=True))
@@ -148,14 +146,8 @@ class Lifecycle:
 
     async def _open(self) -> None:
         await cancelled_once(self._store.open())  # or what it closes then stays open behind the start
-        if self._lock is not None:
-            try:
-                self._lock.take()
-            except OSError as exc:
-                raise StoreUnavailable(
-                    f"cannot create the lock file {self._lock.path} ({exc.strerror}); "
-                    f"{remedy(exc, 'make its directory writable')}"
-                ) from exc
+        if self._presence is not None:
+            await self._presence.take()
         await self._patiently(self._register)
 
     async def _recover(self) -> None:

@@ -30,7 +30,6 @@ from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
-from taskmanager.store.sqlite.presence import InstanceLock
 
 WRITE_PATIENCE_S: Final = 1.5
 """How long to try a file that cannot be written. The last wait for SQLite's lock makes it two seconds."""
@@ -101,12 +100,11 @@ class Abandoned:
     When the stop is over and the last of it has ended, the instance lets go of its lock.
     """
 
-    def __init__(self, engine: Engine, heartbeat: Heartbeat, lock: InstanceLock | None) -> None:
+    def __init__(self, engine: Engine, heartbeat: Heartbeat) -> None:
         self._life, self._runner, self._threads = engine.life, engine.runner, engine.runner.threads
         self._dispatcher, self._writer, self._store = engine.dispatcher, engine.writer, engine.store
         self._identity, self._wall_clock = engine.identity, engine.wall_clock
-        self._heartbeat = heartbeat
-        self._instance_lock = lock
+        self._heartbeat, self._presence = heartbeat, engine.presence
         self._attempts: set[Attempt] = set()
         self._may_let_go = False
         self._lock = threading.Lock()
@@ -193,8 +191,8 @@ class Abandoned:
                 await self._store.save_instance(self._identity._replace(updated_at=now_us))
                 return
             await self._store.forget_instances([me])
-            if self._instance_lock is not None:
-                self._instance_lock.drop()  # the row first: a row without its lock file leaves a doubt
+            if self._presence is not None:
+                self._presence.drop()  # the row first: a row without its lock file leaves a doubt
         except StoreError as exc:
             logger.warning("the instance row could not be removed: %s", exc)
 
@@ -207,8 +205,8 @@ class Abandoned:
     def _let_go(self) -> None:
         """From here on others take this instance for dead."""
         self._heartbeat.stop()
-        if self._instance_lock is not None:
-            self._instance_lock.close_descriptor()
+        if self._presence is not None:
+            self._presence.let_go()
 
 
 class Unstopped:

@@ -122,7 +122,8 @@ async def _recover(
     dead = {each for each in known if is_dead(database, each)}
     before = await _orphans(store, database, known - dead)
     # What is recovered is said at the end, so nothing is told of each write.
-    recovery = Recovery(store, clock, new_identity(None, clock.now_us()), database, tell=lambda write: None)
+    me = new_identity(None, clock.now_us())
+    recovery = Recovery(store, clock, me, store.presence(me.instance_id), tell=lambda write: None)
     nodes = await patiently(partial(recovery.recover_workflows, 0))
     await patiently(recovery.run_once)
     # One whose lock file was put back meanwhile lives: what has become of its tasks is its own doing.

@@ -20,11 +20,12 @@ from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.errors import StoreError
 from taskmanager.model.report import InstanceReport, QueueReport, RunningTask
 from taskmanager.model.states import TaskStatus
+from taskmanager.store.presence import PUT_BACK_S
 from taskmanager.store.protocol import FREE_COUNT_CAP, FreeQueue, InstanceRow
 from taskmanager.store.sql.queries import counts as count_all
 from taskmanager.store.sql.session import Session
 from taskmanager.store.sql.statistics import statistics
-from taskmanager.store.sqlite.presence import PUT_BACK_S, has_lock_file, is_dead
+from taskmanager.store.sqlite.presence import has_lock_file, is_dead
 from taskmanager.store.statistics import Held, Statistics, said_by
 
 DEFAULT_HEARTBEAT_S: Final = 30.0  # for an instance that has not said yet how often its heart beats

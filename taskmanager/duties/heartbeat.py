@@ -16,7 +16,6 @@ from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.wording import MORE_THREADS
 from taskmanager.store.protocol import Beat, Beater
-from taskmanager.store.sqlite.presence import InstanceLock
 
 LOOP_PROBE_S: Final = 0.5
 BLOCKED_AFTER_S: Final = 2.0
@@ -79,7 +78,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self._rest: Rest | None = None
         self._thread: threading.Thread | None = None
-        self._lock: InstanceLock | None = None
+        self._presence = engine.presence
         self._loop_thread = threading.current_thread()
         self._heard_s = self._rested_s = self._clock.elapsed_s()
         config = engine.settings.recovery
@@ -99,13 +98,12 @@ class Heartbeat:
         """All that could not be written so far. While it grows, the silence of others says nothing."""
         self._writing_since_s: float | None = None
 
-    def start(self, on_loop_closed: Callable[[], bool], lock: InstanceLock) -> None:
+    def start(self, on_loop_closed: Callable[[], bool]) -> None:
         """Beat once now, then every interval, until `stop` or the end of the thread whose loop this is about.
 
         That need not be the main thread, which may end before it. `on_loop_closed` is called in the thread of the
-        heartbeat until it returns True, and may ask it to outlive the loop. `lock` is kept in its place.
+        heartbeat until it returns True, and may ask it to outlive the loop.
         """
-        self._lock = lock
         self._heard_s = self._rested_s = self._clock.elapsed_s()  # a start may have waited for the file
         thread = threading.Thread(target=self._run, args=(on_loop_closed,), name="taskmanager-heartbeat", daemon=True)
         try:
@@ -163,7 +161,8 @@ class Heartbeat:
         """
         now_s = self._clock.elapsed_s()
         self._excuse(now_s - self._rested_s - LOOP_PROBE_S, now_s)
-        self._keep_lock()
+        if self._presence is not None:
+            self._presence.put_back()
         beater.let_go()
         due = [role for role, at in self._due_s.items() if at <= now_s]
         is_blocked = now_s - self._heard_s > self._max_silence_s
@@ -174,14 +173,6 @@ class Heartbeat:
         is_open = self._hear_loop() or self.outlives_loop
         self._rested_s = self._clock.elapsed_s()
         return is_open
-
-    def _keep_lock(self) -> None:
-        """Without its lock file this instance looks dead to all others, which would run its tasks again."""
-        try:
-            if self._lock is not None and self._lock.put_back():
-                logger.warning("the lock file of this instance was removed and is put back; it belongs to the database")
-        except OSError as exc:
-            logger.debug("the lock file of this instance could not be put back: %s", exc)
 
     def _excuse(self, late_s: float, now_s: float) -> None:
         """A rest or a beat that took too long: the process was stopped, or the disk was slow. The loop could not beat
@@ -199,16 +190,15 @@ class Heartbeat:
     def _beat(self, beater: Beater, roles: list[str]) -> bool:
         """One write for all roles; a failure is tried again soon, and never harms a task.
 
-        The lock file is shown to be in living hands before it. What runs here goes on while others keep this instance
+        Another sign of life is given before it. What runs here goes on while others keep this instance
         from the database for too long, and must not run a second time; what waits here may well be taken over then.
         """
         who = self._identity
         now = self._clock.now_us()
         self._writing_since_s = self._clock.elapsed_s()
         try:
-            if "runner" in roles and self._lock is not None:
-                with suppress(OSError):
-                    self._lock.show_life()
+            if "runner" in roles and self._presence is not None:
+                self._presence.show_life()
             beater.beat([Beat(who.instance_id, role, now, who.hostname, who.pid) for role in roles])
         except StoreError as exc:
             self.failed_count += 1

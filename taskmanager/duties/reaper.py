@@ -29,7 +29,6 @@ from taskmanager.model.record import TaskInfo
 from taskmanager.model.states import LIVE, TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.rules.recovery import Crash
-from taskmanager.store.sqlite.presence import sign_of_life
 
 WELL_TIMES: Final = 3
 """An observer with troubles now and then calls somebody silent after this many thresholds of time without any."""
@@ -60,7 +59,7 @@ class Reaper:
         self._writer, self._settings, self._life = engine.writer, engine.settings, engine.life
         self._live, self._runner, self._wall_clock = engine.live, engine.runner, engine.wall_clock
         self._claiming, self._free_rows = engine.claiming, engine.free_rows
-        self._recovery = recovery
+        self._presence, self._recovery = engine.presence, recovery
         self._heartbeat = heartbeat
         self._seen: dict[tuple[str, str], Observation] = {}
         self._troubles_seen = 0
@@ -100,8 +99,7 @@ class Reaper:
         for sender, role, sent_at in beats:
             if sender == self._identity.instance_id or role not in thresholds_s:
                 continue
-            sign = sign_of_life(self._settings.database, sender) if role == "runner" else None
-            value = sent_at, sign
+            value = sent_at, self._sign_of_life(sender) if role == "runner" else None
             seen = self._seen.get((sender, role))
             if seen is None or seen.value != value:
                 self._seen[sender, role] = Observation(value, now_s)
@@ -110,6 +108,9 @@ class Reaper:
         known = {(sender, role) for sender, role, _ in beats}
         self._seen = {key: seen for key, seen in self._seen.items() if key in known}
         return silent["claimer"], silent["runner"]
+
+    def _sign_of_life(self, sender: str) -> int | None:
+        return None if self._presence is None else self._presence.sign_of_life(sender)
 
     def _count_time(self, now_s: float) -> None:
         """Nothing can be said of others by one who cannot write himself: such time is no silence of theirs.

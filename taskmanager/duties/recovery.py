@@ -10,7 +10,6 @@ behind the last row seen, so that rows which cannot be recovered never starve th
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from taskmanager.codec.results import encode_error_text
@@ -26,8 +25,8 @@ from taskmanager.model.wording import counted
 from taskmanager.rules.recovery import NO_CRASH, Crash, Orphan, Verdict, judge_orphan
 from taskmanager.rules.retry import RetryRule
 from taskmanager.store.constraints import unreadable
+from taskmanager.store.presence import PUT_BACK_S, Presence
 from taskmanager.store.protocol import InstanceRow, Store
-from taskmanager.store.sqlite.presence import PUT_BACK_S, has_lock_file, is_dead, remove_leftover_locks
 from taskmanager.store.workflow_protocol import Advance
 
 PAGE: Final = 500
@@ -51,7 +50,7 @@ class Recovery:
         store: Store,
         clock: Clock,
         identity: InstanceRow,
-        database: Path | None,
+        presence: Presence | None,
         config: RecoveryConfig = DEFAULT_RECOVERY,
         *,
         random_01: Callable[[], float] = random.random,
@@ -59,7 +58,7 @@ class Recovery:
         advanced: Callable[[Advance], None] = lambda advance: None,
     ) -> None:
         self._store, self._clock, self._identity = store, clock, identity
-        self._database = database
+        self._presence = presence
         self._config = config
         self._random_01 = random_01
         self._has_swept = False
@@ -105,11 +104,11 @@ class Recovery:
         return moved_count
 
     async def _clear_away(self, dead: set[str]) -> None:
-        """Nothing of the dead is left but their rows and lock files."""
+        """Nothing of the dead is left but their rows and what has proved that they lived."""
         # The rows first: a lock file without a row is a leftover, but a row without its lock file leaves a doubt.
         await self._store.forget_instances(dead)
-        if self._database is not None:
-            await remove_leftover_locks(self._database, self._is_registered)
+        if self._presence is not None:
+            await self._presence.clear_away(self._is_registered)
         self._has_swept = True
 
     async def _is_registered(self, instance_id: str) -> bool:
@@ -221,16 +220,16 @@ class Recovery:
         return count
 
     async def _find_dead(self, registered: Iterable[str]) -> set[str]:
-        """Those of them that are dead. One whose lock file is gone has time to put it back."""
+        """Those of them that are dead. One whose proof of life is missing has time to put it back."""
         dead = {each for each in registered if self._is_dead(each)}
-        database = self._database
-        if database is not None and not all(has_lock_file(database, each) for each in dead):
+        presence = self._presence
+        if presence is not None and any(presence.is_missing(each) for each in dead):
             await asyncio.sleep(PUT_BACK_S)
             dead = {each for each in dead if self._is_dead(each)}
         return dead
 
     def _is_dead(self, instance_id: str) -> bool:
-        return self._database is None or is_dead(self._database, instance_id)
+        return self._presence is None or self._presence.is_dead(instance_id)
 
     def _judge(self, row: TaskRow, crash: Crash) -> TaskWrite:
         now = self._clock.now_us()

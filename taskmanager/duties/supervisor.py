@@ -20,7 +20,6 @@ from taskmanager.engine.timers import next_beat
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskWrite
-from taskmanager.store.sqlite.presence import InstanceLock
 
 if TYPE_CHECKING:
     from taskmanager.duties.reports import Reports
@@ -55,7 +54,7 @@ class Supervisor:
             engine.store,
             engine.clock,
             engine.identity,
-            config.database,
+            engine.presence,
             config.recovery,
             tell=self._tell_recovered,
             advanced=engine.free_rows.note_advance,
@@ -116,18 +115,18 @@ class Supervisor:
             await self.schedules.open()
         return moved
 
-    def start(self, on_loop_closed: Callable[[], bool], lock: InstanceLock | None) -> None:
-        """Begin every duty. A store in memory, which has no `lock` and nobody else sees, needs two of them only.
+    def start(self, on_loop_closed: Callable[[], bool]) -> None:
+        """Begin every duty. A store in memory, which nobody else sees, needs two of them only.
 
         `on_loop_closed` is called in the thread of the heartbeat, again and again until it returns True.
         """
         logger.look()
         self._host.start("schedules", self._run_schedules)
         self._begin("expiry", EXPIRY_INTERVAL_S, self.reaper.expire, at_once=True)
-        if lock is None:
+        if self._engine.presence is None:
             return
         config = self._settings.recovery
-        self.heartbeat.start(on_loop_closed, lock)
+        self.heartbeat.start(on_loop_closed)
         self._begin("reaper", config.check_interval_ms / 1000, self.reaper.run_once)
         self._begin("retention", config.retention_sweep_interval_s, self._retention.run_once, at_once=True)
         self._begin("worker states", config.worker_state_snapshot_interval_ms / 1000, self._add_worker_state)

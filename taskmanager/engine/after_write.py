@@ -21,7 +21,6 @@ from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import LIVE, WAITING, BuiltInTaskCode, TaskStatus
 from taskmanager.model.workflows import HELD
 from taskmanager.store.on_failure import KEY as ON_FAILURE
-from taskmanager.store.sqlite.presence import is_dead
 from taskmanager.store.workflow_protocol import Advance
 
 
@@ -30,7 +29,7 @@ class AfterWrite:
 
     def __init__(self, engine: Engine) -> None:
         self._life, self._live, self._store = engine.life, engine.live, engine.store
-        self._instance_id, self._database = engine.identity.instance_id, engine.settings.database
+        self._instance_id, self._presence = engine.identity.instance_id, engine.presence
         self._free_rows = engine.free_rows
         self._dispatcher, self._alarm, self._runner = engine.dispatcher, engine.alarm, engine.runner
         self._settlement, self._writer, self._follower = engine.settlement, engine.writer, engine.follower
@@ -304,7 +303,7 @@ class AfterWrite:
 
     def is_dead(self, instance_id: str) -> bool:
         """Whether nothing runs at this instance any more."""
-        return self._database is not None and is_dead(self._database, instance_id)
+        return self._presence is not None and self._presence.is_dead(instance_id)
 
     def restored(self) -> None:
         """The store is back. What has followed from a commit that seemed to fail is not known, and is looked for."""

@@ -28,6 +28,7 @@ from taskmanager.model.clock import Clock
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.hooks import Hooks
 from taskmanager.model.settings import Settings
+from taskmanager.store.presence import Presence
 from taskmanager.store.protocol import InstanceRow, Store
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Engine:
     clock: Clock
     wall_clock: WatchedClock
     identity: InstanceRow
+    presence: Presence | None
     """The row of this instance, as it was when it began."""
     neighbours: Neighbours
     intake: Intake
@@ -142,7 +144,7 @@ def wire(
     stall, wall_clock, host = StallWatch(loop), WatchedClock(clock), Host(loop, failing_duties)
     runs = settings.runs if settings.run_queues is not None else None
     dispatcher = Dispatcher(settings.lanes(), settings.queues, runs)
-    window = MemoryWindow(settings.max_in_memory, dispatcher)
+    window, presence = MemoryWindow(settings.max_in_memory, dispatcher), store.presence(identity.instance_id)
     settlement = Settlement(identity, clock, random.random, settings.recovery.crash_budget)
     writer = Writer(store, clock, settings.commit_interval_s, settings.snapshot_interval_s)
     follower = Follower(loop, store, row_codec.decode_result)
@@ -161,7 +163,7 @@ def wire(
     life.attach(inbox, alarm, runner, around, LaneFaults(loop, dispatcher, runner.processes, failing_duties))
     engine = Engine(
         settings, definitions, row_codec, store, clock, wall_clock, identity,
-        Neighbours(settings.database, identity.instance_id), intake, intake.keys, inbox, life.live, dispatcher, window,
+        presence, Neighbours(presence, identity.instance_id), intake, intake.keys, inbox, life.live, dispatcher, window,
         alarm, stall, settlement, runner, writer, follower, life, FreeRows(life, dispatcher, follower, definitions),
         host, failing_duties, hooks, asyncio.Lock(),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""One start of one manager: who it is, and which other instances live beside it."""
+"""One start of one manager: who it is, and who else is there."""
 
 import os
 import socket
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from taskmanager.model.ids import new_instance_id
+from taskmanager.store.presence import Presence
 from taskmanager.store.protocol import InstanceRow
-from taskmanager.store.sqlite.presence import is_dead
 
 CHECK_S: Final = 0.25
 """How often it is looked whether the other instances live."""
@@ -51,13 +51,13 @@ _ROLE_KEY: Final = '"run_queues":'
 
 
 class Neighbours:
-    """The other instances on the file: who is there, and who has died since it was last looked.
+    """The other instances on the store: who is there, and who has died since it was last looked.
 
-    Without a database nobody else can be there. A look costs a system call for each, and asks nothing of the store.
+    In a store in memory, where there is no `presence`, nobody else can be. A look asks nothing of the database.
     """
 
-    def __init__(self, database: Path | None, my_id: str) -> None:
-        self._database = database
+    def __init__(self, presence: Presence | None, my_id: str) -> None:
+        self._presence = presence
         self._my_id = my_id
         self.living: set[str] = set()
         self.dead: set[str] = set()
@@ -78,11 +78,11 @@ class Neighbours:
 
     def find_dead(self, now_s: float) -> bool:
         """Whether one has died since the last look, in the time of the loop. Each death is found once."""
-        if self._database is None or now_s < self._next_check_s:
+        if self._presence is None or now_s < self._next_check_s:
             return False
         self._next_check_s = now_s + CHECK_S - EARLY_S
         known, known_dead = self.living | self.dead, self.dead
-        # One whose lock file was removed looks dead until it has put it back.
-        self.dead = {each for each in known if is_dead(self._database, each)}
+        # One whose proof is missing looks dead until it has put it back.
+        self.dead = {each for each in known if self._presence.is_dead(each)}
         self.living = known - self.dead
         return not self.dead <= known_dead

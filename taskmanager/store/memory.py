@@ -112,6 +112,9 @@ class MemoryStore(Verbs):
         with _in_use:
             return claims.free_queues(self._connection)
 
+    def presence(self, instance_id: str) -> None:
+        return None
+
     def open_beater(self) -> None:
         return None
 

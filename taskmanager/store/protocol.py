@@ -17,6 +17,7 @@ from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, Schedu
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.steps import EventRow, Identity, SendReport, StepRow, StoredEvent
 from taskmanager.rules.claims import Starting
+from taskmanager.store.presence import Presence
 from taskmanager.store.upkeep_protocol import UpkeepStore
 from taskmanager.store.workflow_protocol import Advance, WorkflowStore
 
@@ -343,6 +344,13 @@ class Store(WorkflowStore, UpkeepStore, Protocol):
 
     async def forget_instances(self, instance_ids: Collection[str]) -> None:
         """Delete their rows."""
+        ...
+
+    def presence(self, instance_id: str) -> Presence | None:
+        """Return what proves that this instance lives, not taken yet; None where nobody else can be there.
+
+        It is made before `open`, and serves whatever `open` and `close` do in between.
+        """
         ...
 
     def open_beater(self) -> Beater | None:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import Write, expected_of
 from taskmanager.model.states import TaskStatus
+from taskmanager.store.presence import Presence
 from taskmanager.store.protocol import CommitReport, Store
+from taskmanager.store.sqlite.presence import FilePresence
 from tests.simulation.disk import WRITES, finish
 from tests.simulation.workflows import READS as WORKFLOW_READS
 
@@ -106,6 +108,10 @@ class FaultyLine:
     def as_store(self) -> Store:
         """Itself, as the protocol that it answers."""
         return cast("Store", self)
+
+    def presence(self, instance_id: str) -> Presence:
+        """Lock files also where the disk is in memory: who lives is seen as in the file."""
+        return FilePresence(self._process.world.database, instance_id)
 
     def open_beater(self) -> None:
         """The heart of a simulated process is beaten by the simulation, not by a thread."""

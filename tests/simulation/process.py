@@ -427,8 +427,8 @@ class Process:
         self.world.log(self, "dies")
         self.is_alive = self.is_up = self.has_outlived_the_file = False
         self.world.checks.leaves(self)
-        if self.lifecycle is not None and self.lifecycle._lock is not None:
-            self.lifecycle._lock.close_descriptor()
+        if self.lifecycle is not None and self.lifecycle._presence is not None:
+            self.lifecycle._presence.let_go()
         for lock in self.world.locks_of(self):
             lock.close_descriptor()
         self.view.cut()

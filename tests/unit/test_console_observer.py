@@ -23,9 +23,10 @@ from taskmanager.console.overview import (
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskWrite
 from taskmanager.model.report import InstanceReport
+from taskmanager.store.presence import PUT_BACK_S
 from taskmanager.store.sql.queries import counts
 from taskmanager.store.sql.statistics import statistics
-from taskmanager.store.sqlite.presence import PUT_BACK_S, InstanceLock
+from taskmanager.store.sqlite.presence import InstanceLock
 from taskmanager.store.sqlite.reading import open_read_only
 from taskmanager.store.sqlite.session import SqliteSession
 from tests.contract.rows import task

@@ -1,4 +1,4 @@
-"""The lock file that proves to other processes that an instance on this file lives.
+"""The lock file that proves to other processes that an instance lives.
 
 Dead means that the lock can be taken. That is immediate and certain, also across containers that share a volume, where
 pid and start time say nothing; those are recorded for people only. A forked child closes the inherited descriptor, or
@@ -20,7 +20,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.ids import INSTANCE_ID
+from taskmanager.model.logger import logger
+from taskmanager.model.wording import remedy
 
 try:
     import fcntl
@@ -30,8 +33,6 @@ except ImportError:  # Windows has none; there an instance counts as alive until
 # No link is followed, and a pipe that somebody has put there is not waited for.
 _SAFELY: Final = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _WORD: Final = r"(?a)[\w.-]{1,100}"
-PUT_BACK_S: Final = 2.0
-"""Time in which a living instance has noticed that its lock file is gone: several rounds of its heartbeat's thread."""
 
 
 def lock_path(database: Path, instance_id: str) -> Path:
@@ -125,10 +126,8 @@ class InstanceLock:
             os.close(fd)
 
 
-def sign_of_life(database: Path | None, instance_id: str) -> int | None:
+def sign_of_life(database: Path, instance_id: str) -> int | None:
     """A number that changes as long as the instance shows that it lives; None where there is none to be seen."""
-    if database is None:
-        return None
     try:
         return lock_path(database, instance_id).stat().st_mtime_ns
     except OSError:
@@ -233,3 +232,54 @@ async def remove_leftover_locks(database: Path, is_registered: Callable[[str], A
             if _is_at(fd, path):
                 with contextlib.suppress(OSError):
                     path.unlink()
+
+
+class FilePresence:
+    """The `Presence` of one instance beside a file: its lock file, and those of the others."""
+
+    def __init__(self, database: Path, instance_id: str) -> None:
+        self._database = database
+        self._lock = InstanceLock(database, instance_id)
+
+    def __repr__(self) -> str:
+        return f"<FilePresence {self._lock.path.name}>"
+
+    async def take(self) -> None:
+        try:
+            self._lock.take()
+        except OSError as exc:
+            raise StoreUnavailable(
+                f"cannot create the lock file {self._lock.path} ({exc.strerror}); "
+                f"{remedy(exc, 'make its directory writable')}"
+            ) from exc
+
+    def put_back(self) -> bool:
+        try:
+            if self._lock.put_back():
+                logger.warning("the lock file of this instance was removed and is put back; it belongs to the database")
+        except OSError as exc:
+            logger.debug("the lock file of this instance could not be put back: %s", exc)
+            return False
+        return True
+
+    def show_life(self) -> None:
+        with contextlib.suppress(OSError):
+            self._lock.show_life()
+
+    def drop(self) -> None:
+        self._lock.drop()
+
+    def let_go(self) -> None:
+        self._lock.close_descriptor()
+
+    def is_dead(self, instance_id: str) -> bool:
+        return is_dead(self._database, instance_id)
+
+    def is_missing(self, instance_id: str) -> bool:
+        return not has_lock_file(self._database, instance_id)
+
+    def sign_of_life(self, instance_id: str) -> int | None:
+        return sign_of_life(self._database, instance_id)
+
+    async def clear_away(self, is_registered: Callable[[str], Awaitable[bool]]) -> None:
+        await remove_leftover_locks(self._database, is_registered)

@@ -29,6 +29,7 @@ from taskmanager.store.sqlite.connection import (
     raise_not_open,
 )
 from taskmanager.store.sqlite.files import Files, check_process, keep_open
+from taskmanager.store.sqlite.presence import FilePresence
 from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, open_read_only
 from taskmanager.store.sqlite.schema import migrate, never_dead
 from taskmanager.store.sqlite.session import SqliteSession, checkpoint
@@ -195,6 +196,9 @@ class SqliteStore(Verbs):
         if self._writer is None or self._wal.is_full:
             raise_not_open(self.path)
         return self._writer.begin(loop, transitions.commit, writes, self._counting)
+
+    def presence(self, instance_id: str) -> FilePresence:
+        return FilePresence(Path(self.path), instance_id)
 
     def open_beater(self) -> SqliteBeater:
         self._beater = SqliteBeater(self.path, lambda: self._files)

@@ -12,7 +12,7 @@ import pytest
 
 from taskmanager import RecoveryConfig
 from taskmanager.duties.heartbeat import BLOCKED_AFTER_S, LOOP_PROBE_S, Heartbeat, Rest
-from taskmanager.store.sqlite.presence import InstanceLock, sign_of_life
+from taskmanager.store.sqlite.presence import sign_of_life
 from tests.unit.duties.scene import NOW_US, until
 
 pytestmark = pytest.mark.anyio
@@ -74,7 +74,7 @@ async def test_a_start_that_waited_is_no_loop_that_was_blocked(stage: Any, caplo
     scene.duties.heartbeat.stop()
     heartbeat = Heartbeat(scene.engine)
     scene.clock.pass_s(BLOCKED_AFTER_S + 0.4)
-    heartbeat.start(lambda: True, InstanceLock(scene.db, "me"))
+    heartbeat.start(lambda: True)
     heartbeat.stop(10)
     assert "blocked" not in caplog.text
 
@@ -128,7 +128,7 @@ async def test_a_wall_clock_that_is_set_back_makes_no_heart_stop(stage: Any) -> 
         return pulse(beater)
 
     other.pulse = counted  # type: ignore[method-assign]  # to be told of each round
-    other.start(lambda: True, InstanceLock(scene.db, "me"))
+    other.start(lambda: True)
     for _ in range(3):
         assert await asyncio.to_thread(rounds.acquire, timeout=20)
     other.stop(20)

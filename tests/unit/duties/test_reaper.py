@@ -1,7 +1,6 @@
 """The reaper, and what a person may do by hand: who is taken for dead, and what becomes of his tasks."""
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from taskmanager import RecoveryConfig, TaskStatus
 from taskmanager.duties import recovery
 from taskmanager.model.errors import StoreUnavailable
-from taskmanager.store.sqlite.presence import has_lock_file, lock_path, sign_of_life
+from taskmanager.store.sqlite.presence import FilePresence, has_lock_file, lock_path, sign_of_life
 from tests.contract.rows import task
 from tests.unit.duties.scene import NOW_US, until
 
@@ -260,11 +259,11 @@ async def test_a_death_while_recovery_waits_for_a_lock_file_is_recovered_too(
     monkeypatch.setattr(recovery, "PUT_BACK_S", 0.05)
     scene = await stage()
 
-    def look_while_the_other_dies(database: Path, instance_id: str) -> bool:
+    def look_while_the_other_dies(presence: FilePresence, instance_id: str) -> bool:
         scene.locks[0].close_descriptor()
-        return has_lock_file(database, instance_id)
+        return not has_lock_file(scene.db, instance_id)
 
-    monkeypatch.setattr(recovery, "has_lock_file", look_while_the_other_dies)
+    monkeypatch.setattr(FilePresence, "is_missing", look_while_the_other_dies)
     await scene.other("late", task("second", status="CLAIMED"))
     await scene.other("gone", task("first", status="CLAIMED"), is_alive=False)
     lock_path(scene.db, "gone").unlink()
