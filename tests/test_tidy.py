@@ -60,6 +60,7 @@ THIRD_PARTY: Final[Mapping[str, tuple[str, ...]]] = {
     "jinja2": ("web/",),
     "markupsafe": ("web/",),
     "uvicorn": ("cli/web.py",),
+    "psycopg": ("store/postgresql/",),
 }
 
 # Names a signature of the contract needs, imported under `if TYPE_CHECKING` only.
