@@ -1,0 +1,446 @@
+"""The schema as numbered migrations, each applied in one transaction with its version row.
+
+Several programs may start at once. An advisory lock lets one of them at a time look and change; it is not one of the
+tables, so nobody else waits for it. A lock of a table is waited for at most a second: whoever asks for the same table
+stands behind us meanwhile. Then all of it is done again, for half a minute.
+
+A schema that has all that it must have costs one query, and no right but to read.
+
+A step that adds runs beside older instances: their statements still find all that they name. A step that drops or
+renames runs only when nobody else lives. If it drops indexes alone, the schema works without it, so it waits for a
+later start, and steps behind it do not wait; any other refuses the start, and names who lives.
+
+A step whose first line says `-- outside a transaction` is for CREATE INDEX CONCURRENTLY and DROP INDEX CONCURRENTLY. It
+may be done twice: an index that was left half built is dropped and built again.
+
+What another program has dropped is made anew, and said.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, NamedTuple, cast
+
+import psycopg
+from psycopg import errors
+
+from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.logger import logger
+from taskmanager.store.postgresql.parts import Migration, Part, least_version, migrations, parts_of, statements
+
+Connection = psycopg.Connection[Any]
+
+LOCK_CLASS: Final = 0x6D696772
+"""The first half of the lock of those who migrate; the second is made from the schema's name."""
+ATTEMPTS: Final = 30
+"""Each waits for a second, or less."""
+_INDEX_WAIT_S: Final = 30
+"""An index that is built beside others waits for transactions that began before it. It keeps nobody from writing."""
+
+_CREATE_VERSIONS: Final = """CREATE TABLE IF NOT EXISTS taskmanager_schema (
+    version integer NOT NULL PRIMARY KEY,
+    name text COLLATE "C" NOT NULL,
+    applied_at bigint NOT NULL
+)"""
+_ADD_VERSION: Final = (
+    "INSERT INTO taskmanager_schema (version, name, applied_at)"
+    " VALUES ({0}, '{1}', (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) ON CONFLICT DO NOTHING"
+)
+_LOOK: Final = """
+WITH ours AS (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = {name})
+SELECT CASE c.relkind WHEN 'r' THEN 'table' WHEN 'p' THEN 'table' WHEN 'v' THEN 'view'
+        WHEN 'i' THEN CASE WHEN i.indisvalid THEN 'index' ELSE 'invalid index' END ELSE 'relation' END,
+    c.relname::text, (
+    SELECT string_agg(a.attname, ' ') FROM pg_catalog.pg_attribute AS a
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND c.relkind IN ('r', 'p')
+)
+FROM ours JOIN pg_catalog.pg_class AS c ON c.relnamespace = ours.oid
+LEFT JOIN pg_catalog.pg_index AS i ON i.indexrelid = c.oid
+WHERE starts_with(c.relname, 'taskmanager_') AND c.relkind <> 'S'
+UNION ALL SELECT 'function', p.proname::text, NULL FROM ours JOIN pg_catalog.pg_proc AS p ON p.pronamespace = ours.oid
+WHERE starts_with(p.proname, 'taskmanager_')
+UNION ALL SELECT 'trigger', t.tgname::text, NULL FROM ours JOIN pg_catalog.pg_class AS c ON c.relnamespace = ours.oid
+JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid WHERE starts_with(t.tgname, 'taskmanager_')
+UNION ALL SELECT 'constraint', f.conname::text, NULL FROM ours
+JOIN pg_catalog.pg_constraint AS f ON f.connamespace = ours.oid AND f.contype = 'f'
+WHERE starts_with(f.conname, 'taskmanager_')
+"""
+_VERSIONS: Final = "UNION ALL SELECT 'version', version::text, NULL FROM {schema}.taskmanager_schema"
+_REFERENCES: Final = re.compile(r"FOREIGN\s+KEY\s+\((\w+)\)\s+REFERENCES\s+(\w+)\s+\((\w+)\)")
+_INDEX: Final = re.compile(r"\bINDEX\s+(CONCURRENTLY\s+)?(IF\s+(NOT\s+)?EXISTS\s+)?")
+_REPEATED: Final = (
+    errors.LockNotAvailable, errors.DeadlockDetected, errors.SerializationFailure, errors.UniqueViolation,
+    errors.DuplicateTable, errors.DuplicateObject, errors.DuplicateSchema,
+)  # fmt: skip
+
+
+_SCRIPT_HEAD: Final = """\
+-- The tables of taskmanager. Run this with psql, as the role that owns them or will own them:
+--     psql --no-psqlrc --file=this.sql <database>
+-- It does what is not done yet. A step that drops or renames something says so; stop all instances before that.
+\\set ON_ERROR_STOP on
+SET client_min_messages = warning;
+{begin}CREATE SCHEMA IF NOT EXISTS {schema};
+{versions};
+COMMIT;
+"""
+_GRANTS: Final = """
+-- Rights, which this script does not give. For the role of the application, which then needs no DDL:
+--     GRANT USAGE ON SCHEMA {schema} TO app;
+--     GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO app;
+-- What later versions add, if the same role makes it:
+--     ALTER DEFAULT PRIVILEGES IN SCHEMA {schema} GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO app;
+-- For a program that only enqueues, through `manager.insert_statement`:
+--     GRANT USAGE ON SCHEMA {schema} TO sender;
+--     GRANT INSERT ON {schema}.taskmanager_tasks TO sender;
+-- For people who look, and for the dashboard if it must not act:
+--     GRANT USAGE ON SCHEMA {schema} TO reader;
+--     GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO reader;
+"""
+
+
+class _Found(NamedTuple):
+    """What the database has of ours: the kind of each part by its name, columns of tables, and the versions applied."""
+
+    kinds: dict[str, str]
+    columns: dict[str, frozenset[str]]
+    applied: frozenset[int]
+
+    @property
+    def version(self) -> int:
+        return max(self.applied, default=0)
+
+    def missing(self, parts: dict[str, Part]) -> list[Part]:
+        return [part for part in parts.values() if self.kinds.get(part.name, "invalid index") == "invalid index"]
+
+    def changed(self, parts: dict[str, Part]) -> list[str]:
+        """Describe what has a name of ours but is of another kind, and the tables that lack columns of ours."""
+        told = []
+        for part in parts.values():
+            kind = self.kinds.get(part.name, part.kind)
+            if kind not in (part.kind, f"invalid {part.kind}"):
+                told.append(f"{part.name} is not the {part.kind} that it was")
+            elif lost := part.columns - self.columns.get(part.name, part.columns):
+                told.append(f"{part.name} lacks {', '.join(sorted(lost))}")
+        return told
+
+
+def never_dead(_instance_id: str) -> bool:
+    """Take every registered instance for a living one. Stands in where nobody can tell."""
+    return False
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL spells it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _lock(schema: str) -> str:
+    return f"{LOCK_CLASS}, hashtext({_literal(schema)})"
+
+
+def version(connection: Connection, schema: str) -> int:
+    """Return the number of the last step applied to this schema, 0 for none."""
+    return _look(connection, schema).version
+
+
+def migrate(
+    connection: Connection, schema: str, is_dead: Callable[[str], bool] = never_dead, *, shown: str | None = None
+) -> None:
+    """Make the schema, or bring it to the newest version, and make anew what it has lost. Needs autocommit.
+
+    `is_dead` tells of an instance that is registered there whether it has ended. `shown` is what messages call the
+    place. Raises `StoreError` if a newer version of the library made the schema, if a right is missing, if another
+    program has changed what is ours, or if a living instance uses what a step takes away; `StoreUnavailable` if others
+    have kept us waiting for too long.
+    """
+    _Migrator(connection, schema, shown or f"schema {schema}", is_dead).run()
+
+
+def check_version(connection: Connection, schema: str, *, shown: str | None = None) -> None:
+    """Raise `StoreError` unless the schema has all tables and indexes of this version. This is for readers."""
+    place, found, steps = shown or f"schema {schema}", _look(connection, schema), migrations()
+    least = least_version(steps)
+    _refuse_unknown(found, steps, place)
+    if not found.kinds:
+        raise StoreError(f"{place} has no tasks; give the address of the schema that the application writes")
+    if found.version < least and not _versions_are_lost(found, steps):
+        raise StoreError(
+            f"{place} has schema version {found.version}, this version of taskmanager needs {least}; "
+            "start the application with this version once, it migrates the schema"
+        )
+    lost = [part.name for part in found.missing(parts_of(steps)) if part.kind in ("table", "index")]
+    if found.version < least:
+        lost.append("the rows of taskmanager_schema")
+    if lost:
+        raise StoreError(
+            f"{place} has lost {', '.join(lost)}: another program has dropped that; restart the application, it makes "
+            "that anew (what a dropped table held is gone, a backup has it)"
+        )
+
+
+def script(schema: str) -> str:
+    """Return all SQL for `psql`, as a DBA runs it. It does what is not done yet, and may be run again."""
+    name = quoted(schema)
+    begin = (
+        f"BEGIN;\nSET LOCAL lock_timeout = '30s';\nSET LOCAL search_path = {name};\n"
+        f"SELECT pg_advisory_xact_lock({_lock(schema)}) \\g /dev/null\n"
+    )
+    text = [_SCRIPT_HEAD.format(begin=begin, schema=name, versions=_CREATE_VERSIONS)]
+    for step in migrations():
+        due = f"NOT EXISTS (SELECT FROM {name}.taskmanager_schema WHERE version = {step.version})"
+        done = _ADD_VERSION.format(step.version, step.name) + ";"
+        body = step.script.strip()
+        if step.is_outside:
+            done = f"RESET search_path;\nINSERT INTO {name}.{done.removeprefix('INSERT INTO ')}"
+            body = f"SET search_path = {name};\n{body}\n{done}"
+        else:
+            body = f"{begin}{body}\n{done}\nCOMMIT;"
+        text.append(f"\n-- {step.version}: {step.name}\nSELECT {due} AS is_due \\gset\n\\if :is_due\n{body}\n\\endif\n")
+    return "".join(text) + _GRANTS.format(schema=name)
+
+
+def _look(connection: Connection, schema: str) -> _Found:
+    look = _LOOK.format(name=_literal(schema))
+    try:
+        rows = _run(connection, look + _VERSIONS.format(schema=quoted(schema))).fetchall()
+    except (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedColumn):
+        rows = _run(connection, look).fetchall()
+    except errors.InsufficientPrivilege as exc:
+        raise StoreError(
+            f"the schema {schema} cannot be read ({_text(exc)}); `taskmanager migrate --sql` shows the rights that the "
+            "application's role needs"
+        ) from exc
+    kinds = {name: kind for kind, name, _ in rows if kind != "version"}
+    columns = {name: frozenset(names.split()) for kind, name, names in rows if kind == "table" and names}
+    return _Found(kinds, columns, frozenset(int(name) for kind, name, _ in rows if kind == "version"))
+
+
+def _refuse_unknown(found: _Found, steps: Sequence[Migration], place: str) -> None:
+    """Raise `StoreError` for what a newer version has made, and for what another program has changed."""
+    if found.version > steps[-1].version:
+        raise StoreError(
+            f"{place} has schema version {found.version}, this version of taskmanager knows {steps[-1].version}; "
+            "upgrade taskmanager, or use another schema"
+        )
+    known = [step for step in steps if step.version <= _real_version(found, steps)]
+    if changed := found.changed(parts_of(known)):
+        raise StoreError(
+            f"{place} cannot be used: another program has changed what belongs to taskmanager, {'; '.join(changed)}. "
+            "Restore a backup; or rename or drop that, and the next start makes it anew, without what it held"
+        )
+
+
+def _real_version(found: _Found, steps: Sequence[Migration]) -> int:
+    """Return the true version, also if `taskmanager_schema` has lost rows: the last step of which a part is there."""
+    parts = parts_of(steps)
+    for step in reversed(steps):
+        if step.version <= found.version:
+            break
+        if any(name in parts and found.kinds.get(name) == parts[name].kind for name in parts_of([step])):
+            return step.version
+    return found.version
+
+
+def _versions_are_lost(found: _Found, steps: Sequence[Migration]) -> bool:
+    return _real_version(found, steps) >= least_version(steps)
+
+
+class _Migrator:
+    """What one start does to one schema."""
+
+    def __init__(self, connection: Connection, schema: str, place: str, is_dead: Callable[[str], bool]) -> None:
+        self._connection = connection
+        self._schema = schema
+        self._place = place
+        self._is_dead = is_dead
+        self._steps = migrations()
+
+    def run(self) -> None:
+        found = self._look()
+        if not self._pending(found) and not found.missing(parts_of(self._steps)):
+            return
+        try:
+            self._repeat(self._make_whole)
+            for step in self._pending(self._look()):
+                self._repeat(partial(self._apply, step))
+        except errors.InsufficientPrivilege as exc:
+            self._explain(exc)
+
+    def _look(self) -> _Found:
+        found = _look(self._connection, self._schema)
+        _refuse_unknown(found, self._steps, self._place)
+        return found
+
+    def _repeat(self, function: Callable[[], None]) -> None:
+        for number in range(ATTEMPTS):
+            try:
+                function()
+                return
+            except _REPEATED as exc:
+                if number == ATTEMPTS - 1:
+                    raise StoreUnavailable(
+                        f"{self._place} cannot be migrated now ({_text(exc)}): others have held locks for "
+                        f"{ATTEMPTS} s; end the transactions that are open (pg_stat_activity), then start again"
+                    ) from exc
+
+    @contextmanager
+    def _alone(self) -> Iterator[_Found]:
+        """Open a transaction in which nobody else migrates this schema."""
+        with self._connection.transaction():
+            self._run("SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeout = 0")
+            self._run("SET LOCAL client_min_messages = 'warning'")
+            self._run(f"SELECT pg_advisory_xact_lock({_lock(self._schema)})")
+            if not self._run(f"SELECT 1 FROM pg_namespace WHERE nspname = {_literal(self._schema)}").fetchone():
+                self._run(f"CREATE SCHEMA {quoted(self._schema)}")
+            self._run(f"SET LOCAL search_path = {quoted(self._schema)}")
+            self._run(_CREATE_VERSIONS)
+            yield self._look()
+
+    def _apply(self, step: Migration) -> None:
+        if step.is_outside:
+            self._apply_outside(step)
+        with self._alone() as found:
+            if step.version in found.applied:
+                return
+            if not step.is_outside:
+                for statement in statements(step.script):
+                    self._run(statement)
+            self._run(_ADD_VERSION.format(step.version, step.name))
+
+    def _pending(self, found: _Found) -> list[Migration]:
+        """Return the steps to apply now. Raise `StoreError` if that would harm somebody."""
+        real = _real_version(found, self._steps)
+        pending = [step for step in self._steps if step.version not in found.applied]
+        harmful = [step for step in pending if step.takes_away and step.version > real]
+        living = self._living(found) if harmful and found.applied else []
+        if not living:
+            return pending
+        if not all(step.can_wait for step in harmful):
+            raise StoreError(
+                f"{self._place} has schema version {found.version}, and the way to {pending[-1].version} takes away "
+                f"what is in use by {', '.join(living)}; stop these first, then start again"
+            )
+        return [step for step in pending if not step.can_wait]
+
+    def _living(self, found: _Found) -> list[str]:
+        """Describe the instances that use the schema."""
+        if "taskmanager_instances" not in found.kinds:
+            return []
+        rows = self._run(
+            f"SELECT instance_id, pid, hostname FROM {quoted(self._schema)}.taskmanager_instances"
+            " ORDER BY started_at, instance_id"
+        ).fetchall()
+        return [f"instance {each} (process {pid} on {host})" for each, pid, host in rows if not self._is_dead(each)]
+
+    def _explain(self, exc: errors.InsufficientPrivilege) -> None:
+        """Raise `StoreError`, unless all is there that the library needs."""
+        found = self._look()
+        parts = parts_of(self._steps)
+        missing = found.missing(parts)
+        if found.version >= least_version(self._steps) and not any(part.kind in ("table", "index") for part in missing):
+            logger.warning(
+                "%s: a right is missing to change the schema (%s); a DBA should run what `taskmanager migrate --sql` "
+                "prints. All that the library itself needs is there",
+                self._place,
+                _text(exc),
+            )
+            return
+        raise StoreError(
+            f"{self._place} has schema version {found.version}, this version of taskmanager needs "
+            f"{least_version(self._steps)}, and a right is missing to change it ({_text(exc)}); let a DBA run what "
+            "`taskmanager migrate --sql` prints, or grant CREATE"
+        ) from exc
+
+    # What another program has dropped, and what is built beside others.
+
+    def _make_whole(self) -> None:
+        """Make anew what the schema lacks of its version. Leave one alone that has nothing of ours."""
+        found = self._look()
+        real = _real_version(found, self._steps)
+        steps = [step for step in self._steps if step.version <= real]
+        missing = found.missing(parts_of(steps))
+        if not missing and steps == [step for step in steps if step.version in found.applied or step.can_wait]:
+            return
+        tables = [part.name for part in missing if part.kind == "table"]
+        beside = [part for part in missing if part.kind == "index" and part.table not in tables]
+        with self._alone() as found:
+            again = found.missing(parts_of(steps))
+            for step in steps:
+                if not step.can_wait:  # one that waits has left no trace, and may be applied twice
+                    self._run(_ADD_VERSION.format(step.version, step.name))
+            for part in again:
+                if part not in beside:
+                    self._make(part)
+        for part in beside:
+            self._build(part.statements[0])
+        self._tell(tables, missing)
+
+    def _make(self, part: Part) -> None:
+        if key := _REFERENCES.search(part.statements[0]):  # what belongs to a lost row belongs to nothing now
+            column, table, name = key.groups()
+            self._run(
+                f"DELETE FROM {part.table} AS t"
+                f" WHERE NOT EXISTS (SELECT FROM {table} AS other WHERE other.{name} = t.{column})"
+            )
+        for statement in part.statements:
+            self._run(statement)
+
+    def _tell(self, tables: Sequence[str], missing: Sequence[Part]) -> None:
+        if tables:
+            logger.error(
+                "%s had lost %s, which another program has dropped: made anew, and empty. A backup has what was in it",
+                self._place,
+                ", ".join(tables),
+            )
+        elif missing:
+            logger.warning("%s had lost %s: made anew", self._place, ", ".join(part.name for part in missing))
+
+    def _apply_outside(self, step: Migration) -> None:
+        for statement in statements(step.script):
+            self._build(statement)
+
+    def _build(self, statement: str) -> None:
+        """Build or drop an index without a transaction around it, while others write. It may be done already."""
+        sql = re.sub(
+            r"\bINDEX\s+(CONCURRENTLY\s+)?(IF\s+(NOT\s+)?EXISTS\s+)?", "INDEX CONCURRENTLY ", statement, count=1
+        )
+        made = re.search(r"CREATE\s+(?:UNIQUE\s+)?INDEX CONCURRENTLY (\w+)", sql)
+        with self._without_transaction():
+            if made is None:
+                self._run(re.sub(r"(INDEX CONCURRENTLY) (\w+)", rf"\1 IF EXISTS {quoted(self._schema)}.\2", sql))
+                return
+            kind = self._look().kinds.get(made[1])
+            if kind == "invalid index":
+                self._run(f"DROP INDEX CONCURRENTLY {quoted(self._schema)}.{made[1]}")
+            if kind != "index":
+                self._run(re.sub(r"\sON\s+(\w+)", rf" ON {quoted(self._schema)}.\1", sql, count=1))
+
+    @contextmanager
+    def _without_transaction(self) -> Iterator[None]:
+        """Hold the lock of those who migrate with the session. Behind a pooler this needs the direct address."""
+        self._run(f"SET lock_timeout = '{_INDEX_WAIT_S}s'; SET statement_timeout = 0")
+        try:
+            self._run(f"SELECT pg_advisory_lock({_lock(self._schema)})")
+            try:
+                yield
+            finally:
+                self._run(f"SELECT pg_advisory_unlock({_lock(self._schema)})")
+        finally:
+            self._run("RESET lock_timeout; RESET statement_timeout")
+
+    def _run(self, sql: str) -> "psycopg.Cursor[Any]":
+        return _run(self._connection, sql)
+
+
+def _run(connection: Connection, sql: str) -> "psycopg.Cursor[Any]":
+    return connection.execute(cast("Any", sql))
+
+
+def _text(error: Exception) -> str:
+    return " ".join(str(error).split())
