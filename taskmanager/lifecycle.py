@@ -17,6 +17,7 @@ from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.after_write import AfterWrite
 from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.claiming import Claimer
+from taskmanager.engine.database_watch import DatabaseWatch
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.engine import Engine, wire
 from taskmanager.engine.instance import new_identity
@@ -24,7 +25,7 @@ from taskmanager.engine.intake import Intake
 from taskmanager.engine.loops import cancelled_once, outlast, shielded
 from taskmanager.engine.phases import STARTING
 from taskmanager.engine.polling import NAME as CLAIMER
-from taskmanager.engine.polling import FileWatch, Poller
+from taskmanager.engine.polling import Poller
 from taskmanager.engine.sharing import Sharing
 from taskmanager.engine.writer import NAME as WRITER
 from taskmanager.model.clock import Clock
@@ -78,11 +79,11 @@ class Lifecycle:
         self.duties = duties
         self._presence = engine.presence
         self._after_write = AfterWrite(engine)
-        self._file_watch = FileWatch(engine, self._made_anew, self._after_write.lost)
+        self._database_watch = DatabaseWatch(engine, self._made_anew, self._after_write.lost)
         self._claimer = Claimer(engine, self._after_write.give_up)
         sharing = Sharing(engine, self._claimer.take_over, self._after_write.lost)
         self._poller = Poller(
-            engine, self._claimer, sharing, self._file_watch, duties.recover, duties.reaper.recover_strays,
+            engine, self._claimer, sharing, self._database_watch, duties.recover, duties.reaper.recover_strays,
             duties.others_left,
         )  # fmt: skip
         self._cut_short = asyncio.Event()
@@ -245,7 +246,7 @@ class Lifecycle:
         async with _until(drained_s):
             await self._release.release_waiting(memory_only=True)
         await self._drain(drained_s)
-        await self._file_watch.look_for_good(self._commit_deadline - CANCEL_GRACE_S)
+        await self._database_watch.look_for_good(self._commit_deadline - CANCEL_GRACE_S)
         await self._stop_what_runs()
         await self._host.stop(but=WRITER)
         await self._take_in_lost_claim()
@@ -290,7 +291,7 @@ class Lifecycle:
     async def _final_batches(self) -> int:
         """Free the waiting rows and write everything. The door is closed before the last batch is filled."""
         deadline = max(self._commit_deadline, self._life.loop.time() + FINAL_COMMIT_S / 2)
-        await self._file_watch.look_for_good(deadline)
+        await self._database_watch.look_for_good(deadline)
         # The door does not stay open until a large backlog is written, which would only grow meanwhile.
         async with _until(min(deadline, self._life.loop.time() + FINAL_COMMIT_S / 2)):
             await self._release.release_waiting()
@@ -308,7 +309,7 @@ class Lifecycle:
     async def _close(self, *, is_unwritten: bool) -> None:
         self.engine.close_timers()
         await self.engine.end_listening()
-        await self._file_watch.close()
+        await self._database_watch.close()
         self._threads.close()
         await self._processes.close(max(0.0, self._commit_deadline - self._life.loop.time()))
         await self._host.close()

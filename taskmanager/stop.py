@@ -361,7 +361,7 @@ class Unstopped:
     async def _forget_lost_file(self, lives: Iterable[LiveTask]) -> None:
         """Count nothing as committed if the file in which it stood is not there any more."""
         with contextlib.suppress(StoreError):
-            if not await self._store.is_same_file():
+            if (await self._store.look_after()).is_lost:
                 for live in lives:
                     if live.is_persisted:
                         live.saving.committed = None

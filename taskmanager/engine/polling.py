@@ -1,4 +1,4 @@
-"""Noticing what happens outside of memory: what others wrote, what came due, who died, whether the file is lost.
+"""Noticing what happens outside of memory: what others wrote, what came due, who died, whether the database is lost.
 
 One loop looks every `store_poll` seconds, and at once when somebody asks. What it finds it passes on to whoever deals
 with it; the free rows among it are the claimer's.
@@ -7,36 +7,26 @@ with it; the free rows among it are the claimer's.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from itertools import islice
 from typing import Final
 
 from taskmanager.engine.claiming import Claimer
+from taskmanager.engine.database_watch import DatabaseWatch
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import EARLY_S
-from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_watch import LogWatch
 from taskmanager.engine.sharing import Sharing
 from taskmanager.engine.timers import next_beat
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
-from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
-from taskmanager.model.states import WAITING, TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import Store
 
 NAME: Final = "claimer"
 """What an instance would miss without this loop: it would take no work."""
-FILE_CHECK_S: Final = 0.5
-"""How often it is looked whether the file is still there."""
+LOOK_AFTER_S: Final = 0.5
+"""How often it is looked whether the database is still there."""
 FAILED_PAUSE_S: Final = 1.0
 FAILED_RECOVERY_PAUSE_S: Final = 0.25
-OLD_FILE_S: Final = 10.0
-"""How long a lost file, which is still open, is tried to be read. Its volume may be gone for good. One that was emptied
-will never be whole again, and is tried once.
-"""
-OLD_PAGE: Final = 500
-LET_GO_S: Final = 0.1
-"""How long a stop waits for the look it has cancelled. One that is inside a call of the store ends with that call."""
 CLOSE_POLL_S: Final = 0.002
 CLOSE_WATCH_S: Final = 1.0
 
@@ -52,167 +42,15 @@ async def make_due(store: Store, now_us: int) -> int:
     return mended
 
 
-class FileWatch:
-    """Notices that the database file or its log was deleted, replaced or emptied while in use, and makes it anew.
-
-    SQLite reports no error when that happens. Whatever lives in memory is written to the new file; what only the old
-    one held is gone, and an ERROR says so.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        on_made_anew: Callable[[], Awaitable[None]],
-        lost: Callable[[LiveTask, TaskRow], None],
-    ) -> None:
-        self._store, self._clock, self._live = engine.store, engine.clock, engine.live
-        self._dispatcher, self._writer = engine.dispatcher, engine.writer
-        self._settings, self._life = engine.settings, engine.life
-        self._on_made_anew = on_made_anew
-        self._lost = lost
-        self._old_until_s = 0.0
-        self._looking: asyncio.Task[None] | None = None
-        self._paused: list[str] = []
-        self._owes_rest = False
-        self._is_told = False
-        self.before_close: Callable[[], None] = lambda: None
-        """Called before the store is closed: the loop must not watch a descriptor that closes, and is used again."""
-
-    async def look(self) -> None:
-        """Check, and repair. One repair runs at a time, and to its end, even if the caller is cancelled."""
-        if self._looking is None or self._looking.done():
-            self._looking = self._life.loop.create_task(self._look(), name="taskmanager-file-watch")
-            self._looking.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.shield(self._looking)
-
-    async def look_for_good(self, until_s: float) -> None:
-        """The look before the last batches, which must not go into a file that nobody can find any more.
-
-        It ends at `until_s`, in the time of the loop: a locked file would be waited for longer than a stop may take.
-        """
-        with contextlib.suppress(StoreError, TimeoutError):
-            async with asyncio.timeout_at(until_s):
-                await self.look()
-
-    async def close(self) -> None:
-        """No more repairs."""
-        if self._looking is not None and not self._looking.done():
-            self._looking.cancel()
-            await asyncio.wait([self._looking], timeout=LET_GO_S)
-
-    async def _look(self) -> None:
-        store = self._store
-        try:
-            has_its_log = await store.has_its_log()  # asked first: with the file, the log goes as well
-            if not await store.is_same_file():
-                await self._reopen()
-            elif not has_its_log:
-                await self._renew_log()
-        except StoreError as exc:
-            self._say("the database cannot be looked after now, which is tried again twice a second: %s", exc)
-            self._is_told = True
-            raise
-        if self._is_told:
-            logger.warning("the database can be looked after again")
-        self._is_told = False
-        if self._owes_rest:
-            await self._write_rest()
-            self._owes_rest = False
-
-    async def _write_rest(self) -> None:
-        """What memory knows besides the tasks: paused queues, this instance, schedules."""
-        for name in self._paused:
-            await self._store.set_paused(name, True, self._clock.now_us())
-        await self._on_made_anew()
-
-    def _say(self, text: str, *args: object) -> None:
-        """Once, however often it is tried."""
-        if not self._is_told:
-            logger.error(text, *args)
-
-    async def _reopen(self) -> None:
-        """The file was deleted or replaced: open the one of that name, or a new one, and write what lives in memory."""
-        self._say(
-            "the database %s was deleted or replaced while in use; the file of that name now, made anew if there is "
-            "none, gets %s from memory, but what only the old file held is gone",
-            self._settings.database,
-            counted(len(self._live), "task"),
-        )
-        if not self._owes_rest:
-            self._paused = [name for name, queue in self._dispatcher.queues.items() if queue.is_paused]
-        # The list is made first, because what ends meanwhile has been written to the old file only. The writer is kept
-        # waiting, or it would look in the new file for rows that it committed to the old one.
-        async with self._writer.quiet:
-            if not self._owes_rest:
-                await self._read_old()
-            lives = {**self._writer.unsaved_ended.kept, **self._live}.values()
-            # Before the file is opened: who cancels every task may do so when it is open, and no look finds it then.
-            self._writer.lose_everything_committed([live for live in lives if live.is_persisted])
-            self._owes_rest = True
-            self.before_close()
-            await self._store.close()
-            await self._store.open()
-
-    async def _read_old(self) -> None:
-        """Drop what others have run while it waited here. Only the lost file tells of that, and it is still open.
-
-        Written to the new file as it is here, it would start again.
-        """
-        try:
-            await self._drop_what_others_ran()
-        except StoreUnavailable:
-            now_s = self._life.loop.time()
-            if not self._old_until_s:
-                self._old_until_s = now_s + OLD_FILE_S
-            if now_s < self._old_until_s and not self._life.is_stopping and not self._store.is_emptied():
-                raise
-        except StoreError as exc:
-            logger.debug("the lost file cannot be read: %s", exc)
-        self._old_until_s = 0.0
-
-    async def _drop_what_others_ran(self) -> None:
-        waiting = {live.task_id: live for live in self._live.values() if _waits_by_the_file(live)}
-        for start in range(0, len(waiting), OLD_PAGE):
-            rows = await self._store.fetch_ids(list(islice(waiting, start, start + OLD_PAGE)))
-            for task_id, row in rows.items():
-                if self._live.get(task_id) is waiting[task_id] and _is_run_by_others(waiting[task_id], row):
-                    self._lost(waiting[task_id], row)
-
-    async def _renew_log(self) -> None:
-        """The log was deleted, and the file was not: nothing is lost yet."""
-        self._say(
-            "the log beside the database %s was deleted while in use; what it held is moved into the file, and it is "
-            "made anew, but what others wrote in between may be gone",
-            self._settings.database,
-        )
-        async with self._writer.quiet:
-            self.before_close()
-            await self._store.renew_log()
-        self._paused, self._owes_rest = [], True  # the same file, but what was read of it may not be its newest state
-
-
-def _waits_by_the_file(live: LiveTask) -> bool:
-    return live.saving.committed is not None and live.saving.committed.status in WAITING
-
-
-def _is_run_by_others(live: LiveTask, row: TaskRow) -> bool:
-    """Whether it has ended, or has started and is not safe to repeat."""
-    committed = live.saving.committed
-    if committed is None or isinstance(row, UnreadableRow) or expected_of(row) in live.saving.in_doubt:
-        return False
-    is_once = row.start_count > committed.start_count and not live.definition.requeue_on_interrupt
-    return is_once or TaskStatus(row.status).is_terminal
-
-
 class Poller:
-    """The loop of one engine that looks at the store, at the file, and at the other instances."""
+    """The loop of one engine that looks at the store, at the database, and at the other instances."""
 
     def __init__(
         self,
         engine: Engine,
         claimer: Claimer,
         sharing: Sharing,
-        file_watch: FileWatch,
+        database_watch: DatabaseWatch,
         recover: Callable[[], Awaitable[int]],
         recover_strays: Callable[[], Awaitable[int]],
         others_left: Callable[[], None],
@@ -224,7 +62,7 @@ class Poller:
         self._life, self._claiming, self._neighbours = engine.life, engine.claiming, engine.neighbours
         self._claimer, self._runner = claimer, engine.runner
         self._sharing = sharing
-        self.file_watch = file_watch
+        self.database_watch = database_watch
         self._recover, self._recover_strays, self._others_left = recover, recover_strays, others_left
         self.death = asyncio.Event()
         """Set while there may be an instance that has died, and of which something is to be recovered."""
@@ -234,11 +72,11 @@ class Poller:
         self._steps_seen = 0
         self._submitted: set[str] = set()
         self._close_until_s = 0.0
-        self._file_checked_s = 0.0
+        self._looked_after_s = 0.0
         self._next_look_s = 0.0
         self._pause: asyncio.Timeout | None = None
         self._log_watch = LogWatch(engine, self._look_soon)
-        file_watch.before_close = self._log_watch.close
+        database_watch.before_close = self._log_watch.close
         limited = [each for each in self._dispatcher.queues.values() if each.config.max_pending is not None]
         self._counted = [each for each in limited if not each.is_run_here]
         self._log_marks: tuple[object, object] = None, None
@@ -248,8 +86,8 @@ class Poller:
         return f"<Poller {'owes a look' if self.is_owed else f'saw version {self._version}'}, {self._neighbours!r}>"
 
     async def run(self) -> None:
-        """Look at the store every `store_poll` seconds, and at once when asked; at the file itself, and at whether
-        the others live, whatever that says: whoever makes a lost log anew counts on it.
+        """Look at the store every `store_poll` seconds, and at once when asked; at the database itself, and at
+        whether the others live, whatever that says: whoever makes a lost log anew counts on it.
         """
         try:
             await self._run()
@@ -257,15 +95,15 @@ class Poller:
             self._log_watch.close()
 
     async def _run(self) -> None:
-        self._file_checked_s = now_s = self._life.loop.time()
+        self._looked_after_s = now_s = self._life.loop.time()
         self._next_look_s = now_s + self._settings.store_poll_s
         while True:
             now_s = self._life.loop.time()
             if now_s >= self._close_until_s:
                 self._submitted.clear()
             is_close = bool(self._submitted)
-            # A poll may be more seldom than a look at the file.
-            beat_s = next_beat(now_s, min(self._settings.store_poll_s, FILE_CHECK_S))
+            # A poll may be more seldom than a look at the database itself.
+            beat_s = next_beat(now_s, min(self._settings.store_poll_s, LOOK_AFTER_S))
             pause_s = CLOSE_POLL_S if is_close else min(beat_s - now_s, self._claimer.due_in_s())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s) as self._pause:
@@ -293,14 +131,14 @@ class Poller:
     async def _wake(self, *, is_close: bool) -> None:
         """One round: whatever it is time for."""
         time = self._life.loop.time
-        if time() - self._file_checked_s >= FILE_CHECK_S - EARLY_S:
-            self._file_checked_s = time()
-            await self.file_watch.look()
+        if time() - self._looked_after_s >= LOOK_AFTER_S - EARLY_S:
+            self._looked_after_s = time()
+            await self.database_watch.look()
         if not self._life.is_stopping and self._neighbours.find_dead(time()):
             self.death.set()
         poll_s = self._settings.store_poll_s
         is_asked = is_close or self._life.wants_claim.is_set() or self._claimer.is_due(self._clock.now_us())
-        if is_asked or poll_s <= FILE_CHECK_S or time() >= self._next_look_s - EARLY_S:
+        if is_asked or poll_s <= LOOK_AFTER_S or time() >= self._next_look_s - EARLY_S:
             self._next_look_s = time() + poll_s
             await self.look()
             self._failing_duties.pop(NAME, None)

@@ -24,6 +24,7 @@ from taskmanager.store.sql.verbs import Verbs
 from taskmanager.store.sqlite.connection import CACHED_STATEMENTS, check_sqlite_version, configure_any, translated
 from taskmanager.store.sqlite.schema import create, migrations
 from taskmanager.store.sqlite.session import SqliteSession
+from taskmanager.store.watch_protocol import Whereabouts
 
 if TYPE_CHECKING:
     from taskmanager.store.statistics import StoreOverview
@@ -134,17 +135,14 @@ class MemoryStore(Verbs):
     def watch_log(self) -> None:
         return None
 
-    def is_emptied(self) -> bool:
-        return False
+    async def look_after(self) -> Whereabouts:
+        return Whereabouts.WHOLE
 
-    async def is_same_file(self) -> bool:
-        return True
+    def describe(self, found: Whereabouts) -> str:
+        return f"the memory is {found.value}"
 
-    async def has_its_log(self) -> bool:
-        return True
-
-    async def renew_log(self) -> None:
-        """There is none."""
+    async def mend(self) -> None:
+        """Nothing to mend."""
 
     def look(self, work: Callable[[Session], R]) -> R:
         """Return what a function reads of the tasks. Any thread may call it."""

@@ -17,8 +17,8 @@ from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, Schedu
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.steps import EventRow, Identity, SendReport, StepRow, StoredEvent
 from taskmanager.rules.claims import Starting
-from taskmanager.store.presence import Presence
 from taskmanager.store.upkeep_protocol import UpkeepStore
+from taskmanager.store.watch_protocol import WatchedStore
 from taskmanager.store.workflow_protocol import Advance, WorkflowStore
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Beater(Protocol):
         ...
 
 
-class Store(WorkflowStore, UpkeepStore, Protocol):
+class Store(WorkflowStore, UpkeepStore, WatchedStore, Protocol):
     """One place where the promise lives. All methods are called from one event loop, `commit` by one coroutine."""
 
     async def open(self) -> None:
@@ -346,13 +346,6 @@ class Store(WorkflowStore, UpkeepStore, Protocol):
         """Delete their rows."""
         ...
 
-    def presence(self, instance_id: str) -> Presence | None:
-        """Return what proves that this instance lives, not taken yet; None where nobody else can be there.
-
-        It is made before `open`, and serves whatever `open` and `close` do in between.
-        """
-        ...
-
     def open_beater(self) -> Beater | None:
         """A beater for the calling thread; None where nobody else could see its beats."""
         ...
@@ -419,24 +412,6 @@ class Store(WorkflowStore, UpkeepStore, Protocol):
 
     def watch_log(self) -> int | None:
         """Return a descriptor that can be read after the next write to the store; None where the system has none."""
-        ...
-
-    def is_emptied(self) -> bool:
-        """Whether the file that is open has lost its pages. What the log has no copy of is gone for good."""
-        ...
-
-    async def is_same_file(self) -> bool:
-        """Whether the path still leads to the file that was opened (always True in memory). Never opens the file."""
-        ...
-
-    async def has_its_log(self) -> bool:
-        """Whether others who open the file find the log that is written here (always True in memory)."""
-        ...
-
-    async def renew_log(self) -> None:
-        """After `has_its_log` said no: move what the log holds into the file, leave that alone for a while, in which
-        all others do the same, and open it again. `StoreUnavailable` when that cannot be done now.
-        """
         ...
 
     def overview(self, now: int, *, counts_all: bool) -> "StoreOverview":

@@ -8,6 +8,7 @@ from taskmanager.engine.definition import with_sender
 from taskmanager.model.record import TaskWrite
 from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.store.protocol import InstanceRow, Store, TaskFilter
+from taskmanager.store.watch_protocol import Whereabouts
 from tests.contract.rows import ME, OTHER, attempt, put, task, wants
 
 pytestmark = pytest.mark.anyio
@@ -223,7 +224,7 @@ async def test_own_writes_do_not_change_the_data_version(store: Store) -> None:
     await put(store, task())
     await store.claim(wants())
     assert await store.data_version() == before
-    assert await store.is_same_file()
+    assert await store.look_after() is Whereabouts.WHOLE
 
 
 async def test_a_stored_row_is_there_after_closing_and_opening(store: Store) -> None:

@@ -498,7 +498,7 @@ class FileView:
 
     @property
     def is_current(self) -> bool:
-        return self.inline.is_open and _finish(self.inline.is_same_file())
+        return self.inline.is_open and not _finish(self.inline.look_after()).is_lost
 
     def rows(self) -> list[TaskRow]:
         return _finish(self.inline.every_row()) if self.inline.is_open else []

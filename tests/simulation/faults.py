@@ -20,7 +20,7 @@ from tests.simulation.workflows import READS as WORKFLOW_READS
 if TYPE_CHECKING:
     from tests.simulation.process import Process
 
-SOUND = frozenset({"close", "is_same_file", "has_its_log", "add_figures", "prune_figures"})
+SOUND = frozenset({"close", "look_after", "add_figures", "prune_figures"})
 """Calls that neither fail nor take time. They draw no fate, so a seed plays the same story with more of them."""
 READS = frozenset(
     {

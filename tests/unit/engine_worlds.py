@@ -13,6 +13,7 @@ from taskmanager.model.states import TERMINAL
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.sql.queries import fetch_attempts, task_rows
 from taskmanager.store.sql.statements import TASK_COLUMNS
+from taskmanager.store.watch_protocol import Whereabouts
 from taskmanager.testing import Fault, FaultyStore, World, isolated
 
 TURNS = 2_000
@@ -65,8 +66,8 @@ class SharedStore(OpenStore):
     async def data_version(self) -> int:
         return self._version
 
-    async def is_same_file(self) -> bool:
-        return not self.is_lost
+    async def look_after(self) -> Whereabouts:
+        return Whereabouts.LOST if self.is_lost else Whereabouts.WHOLE
 
     async def open(self) -> None:
         self.is_lost = False

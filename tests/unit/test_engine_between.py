@@ -17,6 +17,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite.presence import is_dead, lock_path
+from taskmanager.store.watch_protocol import Whereabouts
 from taskmanager.testing import Fault, FaultyStore, isolated
 
 fcntl = pytest.importorskip("fcntl")
@@ -93,7 +94,7 @@ async def test_a_look_that_is_broken_off_while_a_lost_log_is_made_anew_is_done_a
         assert isinstance(store, SqliteStore)
         path.with_name("tasks.db-wal").unlink()
         await happens(lambda: not (store._writer or store._reader or path.with_name("tasks.db-shm").exists()))
-        (looking,) = (task for task in asyncio.all_tasks() if task.get_name() == "taskmanager-file-watch")
+        (looking,) = (task for task in asyncio.all_tasks() if task.get_name() == "taskmanager-database-watch")
         looking.cancel()
         await asyncio.wait_for(waits.with_options(delay=3600).enqueue(2).saved(), 30)
     assert count(path, "taskmanager_tasks", "status = 'PENDING' AND claimed_by_worker_id IS NULL") == 2
@@ -105,9 +106,9 @@ async def test_the_file_is_looked_at_in_time_however_seldom_the_store_is_polled(
     class Counting(MemoryStore):
         looks = polls = 0
 
-        async def is_same_file(self) -> bool:
+        async def look_after(self) -> Whereabouts:
             self.looks += 1
-            return True
+            return Whereabouts.WHOLE
 
         async def data_version(self) -> int:
             self.polls += 1
@@ -230,7 +231,7 @@ def test_the_lock_of_a_thread_that_outlives_its_loop_is_put_back(tmp_path: Path)
 # A mistake of ours, or of a store, in the middle of a start or a stop.
 
 
-@pytest.mark.parametrize("verb", ["is_same_file", "release", "forget_instances"])
+@pytest.mark.parametrize("verb", ["look_after", "release", "forget_instances"])
 async def test_a_stop_that_breaks_leaves_nothing_open_and_nobody_waiting(tmp_path: Path, verb: str) -> None:
     """It is told; and what it could not do is done by the next start, as after a kill."""
     path = tmp_path / "tasks.db"

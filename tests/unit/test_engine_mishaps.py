@@ -200,7 +200,7 @@ async def test_a_look_that_fails_is_not_repeated_before_its_time(failing: str) -
                 engine.life.wants_claim.set()  # as a queue does that runs low
             raise StoreUnavailable("closed")
 
-        target = store if failing == "free_queues" else lifecycle._poller.file_watch
+        target = store if failing == "free_queues" else lifecycle._poller.database_watch
         right = getattr(target, failing)
         setattr(target, failing, fail)
         call = work.bound()

@@ -652,7 +652,7 @@ async def test_run_is_written_anew_if_a_cancel_ends_the_look_at_a_new_file() -> 
         store.hold("open", after=True)
         await world.advance(1)
         await store.until_held("open")
-        (looking,) = (task for task in asyncio.all_tasks() if task.get_name() == "taskmanager-file-watch")
+        (looking,) = (task for task in asyncio.all_tasks() if task.get_name() == "taskmanager-database-watch")
         looking.cancel()
         await world.advance(3)
         gate.set()

@@ -16,6 +16,7 @@ import pytest
 from taskmanager import ConfigurationError, FailedTask, QueueConfig, QueueFull, Snooze, TaskManager, TaskStatus
 from taskmanager.model.record import is_pause
 from taskmanager.store.sqlite import stamp
+from taskmanager.store.watch_protocol import Whereabouts
 from tests.unit.command_line import taskmanager
 from tests.unit.engine_worlds import assert_counters, engine_of
 
@@ -264,13 +265,13 @@ async def test_no_closed_descriptor_is_watched_when_the_file_is_replaced(tmp_pat
         waiting = asyncio.ensure_future(work.enqueue("a").result())
         await until(lambda: "waits for a write" in repr(log_watch_of(web)))
         store, watched = engine_of(web).store, list[bool]()
-        close, has_its_log = store.close, store.has_its_log
+        close, look_after = store.close, store.look_after
 
-        async def lose() -> bool:
+        async def lose() -> Whereabouts:
             if not watched:
                 (tmp_path / lost).rename(tmp_path / "old")
                 assert "waits for a write" in repr(log_watch_of(web))
-            return await has_its_log()
+            return await look_after()
 
         async def closed() -> None:
             await close()
@@ -278,9 +279,9 @@ async def test_no_closed_descriptor_is_watched_when_the_file_is_replaced(tmp_pat
             assert store.watch_log() is None
 
         store.close = closed  # type: ignore[method-assign]
-        store.has_its_log = lose  # type: ignore[method-assign]
+        store.look_after = lose  # type: ignore[method-assign]
         await until(lambda: bool(watched))
-        del store.close, store.has_its_log
+        del store.close, store.look_after
         assert watched == [False]
         waiting.cancel()
 

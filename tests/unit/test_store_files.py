@@ -17,6 +17,7 @@ from taskmanager.model.record import TaskWrite
 from taskmanager.store.protocol import Beat, TaskFilter
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite import store as store_module
+from taskmanager.store.watch_protocol import Whereabouts
 from tests.contract.rows import FREE_ROW, task
 
 pytestmark = pytest.mark.anyio
@@ -60,16 +61,15 @@ async def test_a_log_that_was_deleted_is_noticed_and_made_anew(
     await store.open()
     beater = store.open_beater()
     await store.commit([TaskWrite(FREE_ROW._replace(task_id="a"), None)])
-    assert await store.has_its_log()
+    assert await store.look_after() is Whereabouts.WHOLE
     for name in names:
         path.with_name(path.name + name).unlink()
-    assert await store.is_same_file()
-    assert not await store.has_its_log()
+    assert await store.look_after() is Whereabouts.DAMAGED
     with pytest.raises(StoreUnavailable, match="was deleted"):
         beater.beat([Beat("me", "runner", 1, "host", 1)])
     await store.commit([TaskWrite(FREE_ROW._replace(task_id="b"), None)])
-    await store.renew_log()
-    assert await store.has_its_log()
+    await store.mend()
+    assert await store.look_after() is Whereabouts.WHOLE
     await store.commit([TaskWrite(FREE_ROW._replace(task_id="c"), None)])
     beater.beat([Beat("me", "runner", 1, "host", 1)])
     with plain(path) as other:
@@ -91,7 +91,7 @@ async def test_an_emptied_file_gets_no_part_of_its_pages_from_the_log(path: Path
     await store.commit([TaskWrite(task("ended", status="COMPLETED"), None)])
     os.truncate(path, 0)
     await (store.checkpoint() if verb == "checkpoint" else store.purge(TaskFilter(), None, 10))
-    assert not await store.is_same_file()
+    assert (await store.look_after()).is_lost
     await store.close()
     await store.open()
     with plain(path) as other:
@@ -115,11 +115,11 @@ async def test_a_log_is_not_made_anew_beside_a_connection_that_uses_the_old_one(
                 path.with_name(path.name + "-wal").touch()
                 path.with_name(path.name + "-shm").touch()
             with pytest.raises(StoreUnavailable, match="close it"):
-                await store.renew_log()
-            assert not await store.has_its_log()
+                await store.mend()
+            assert await store.look_after() is Whereabouts.DAMAGED
             with pytest.raises(StoreUnavailable):
                 await store.commit([TaskWrite(FREE_ROW._replace(task_id="b"), None)])
-    await store.renew_log()
+    await store.mend()
     await store.commit([TaskWrite(FREE_ROW._replace(task_id="b"), None)])
     assert {each.task_id for each in (await store.fetch_ids(["a", "b"])).values()} == {"a", "b"}
     await store.close()
@@ -143,10 +143,10 @@ async def test_the_log_of_a_lost_file_is_no_part_of_the_next_one(path: Path, how
         os.truncate(path, 0)
     else:
         path.rename(moved)
-    assert not await store.is_same_file()
+    assert (await store.look_after()).is_lost
     await store.close()
     await store.open()
-    assert await store.is_same_file()
+    assert await store.look_after() is Whereabouts.WHOLE
     assert set(await store.fetch_ids(["a", "b"])) == ({"a"} if how == "replaced" else set())
     await store.close()
     for each in (path, moved):
@@ -182,7 +182,7 @@ async def test_a_volume_that_is_not_mounted_took_nothing_with_it(tmp_path: Path,
     folder.rename(away)
     folder.symlink_to(other_volume)
     with pytest.raises(StoreUnavailable, match="not mounted there now; mount it again"):
-        await store.is_same_file()
+        await store.look_after()
     await store.commit([TaskWrite(FREE_ROW._replace(task_id="a"), None)])
     with plain(away / "tasks.db") as other:
         other.execute("BEGIN IMMEDIATE")
@@ -192,16 +192,15 @@ async def test_a_volume_that_is_not_mounted_took_nothing_with_it(tmp_path: Path,
     assert list(other_volume.iterdir()) == []
     folder.unlink()
     away.rename(folder)
-    assert await store.is_same_file()
-    assert await store.has_its_log()
+    assert await store.look_after() is Whereabouts.WHOLE
     assert set(await store.fetch_ids(["a"])) == {"a"}
     folder.rename(away)
     folder.symlink_to(other_volume)
     path.touch()
-    assert not await store.is_same_file()
+    assert (await store.look_after()).is_lost
     await store.close()
     await store.open()
-    assert await store.is_same_file()
+    assert await store.look_after() is Whereabouts.WHOLE
     assert await store.fetch_ids(["a"]) == {}
     beater.close()
     await store.close()
@@ -233,7 +232,7 @@ async def main():
     if path.stat().st_ino != number:
         sys.exit(77)
     await store.close()
-    assert await other.has_its_log()
+    assert (await other.look_after()).value == "whole"
     await store.open()
     assert set(await store.fetch_ids(["a", "b"])) == {"b"}
     await store.close()

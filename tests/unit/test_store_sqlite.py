@@ -24,6 +24,7 @@ from taskmanager.store.sql import claims, queries, statements
 from taskmanager.store.sqlite import SqliteStore, connection, schema, session, wal
 from taskmanager.store.sqlite.session import SqliteSession
 from taskmanager.store.sqlite.wal import WalLimits
+from taskmanager.store.watch_protocol import Whereabouts
 from tests.contract.rows import FREE_ROW
 from tests.sessions import connect
 
@@ -383,11 +384,11 @@ async def test_a_replaced_or_removed_file_is_noticed(path: Path) -> None:
     """SQLite itself gives no error: it goes on writing into a file that has no name."""
     store = SqliteStore(path)
     await store.open()
-    assert await store.is_same_file()
+    assert await store.look_after() is Whereabouts.WHOLE
     path.rename(path.with_name("moved.db"))
-    assert not await store.is_same_file()
+    assert await store.look_after() is Whereabouts.LOST
     path.touch()
-    assert not await store.is_same_file()
+    assert await store.look_after() is Whereabouts.LOST
     await store.close()
 
 

@@ -35,6 +35,7 @@ from taskmanager.store.sqlite.schema import migrate, never_dead
 from taskmanager.store.sqlite.session import SqliteSession, checkpoint
 from taskmanager.store.sqlite.stamp import LogStamp
 from taskmanager.store.sqlite.wal import WAL_LIMITS, Wal, WalLimits
+from taskmanager.store.watch_protocol import Whereabouts
 
 if TYPE_CHECKING:
     from taskmanager.store.statistics import StoreOverview
@@ -46,6 +47,15 @@ They look twice a second, however seldom they poll.
 BEATER_PATIENCE_S: Final = 3.0
 _PAUSE_S: Final = 0.05
 _CLOCK: Final = SystemClock()
+_DESCRIBED: Final = {
+    Whereabouts.WHOLE: "the database {path} is whole",
+    Whereabouts.DAMAGED: (
+        "the log beside the database {path} was deleted while in use; what it held is moved into the file, and it is "
+        "made anew, but what others wrote in between may be gone"
+    ),
+    Whereabouts.LOST: "the database {path} was deleted or replaced while in use",
+    Whereabouts.EMPTIED: "the database {path} was deleted or replaced while in use",
+}
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
@@ -228,14 +238,18 @@ class SqliteStore(Verbs):
     def watch_log(self) -> int | None:
         return None if self._writer is None else self._stamp.events.renew()  # a closed store must leave none behind
 
-    def is_emptied(self) -> bool:
-        return self._files is not None and self._files.is_emptied()
+    async def look_after(self) -> Whereabouts:
+        files = self._files
+        if files is None:
+            return Whereabouts.LOST
+        has_its_log = files.is_log_there()  # asked first: with the file, the log goes as well
+        if not files.is_database_there():
+            # What the log has no copy of is gone for good.
+            return Whereabouts.EMPTIED if files.is_emptied() else Whereabouts.LOST
+        return Whereabouts.WHOLE if has_its_log else Whereabouts.DAMAGED
 
-    async def is_same_file(self) -> bool:
-        return self._files is not None and self._files.is_database_there()
-
-    async def has_its_log(self) -> bool:
-        return self._files is None or self._files.is_log_there()
+    def describe(self, found: Whereabouts) -> str:
+        return _DESCRIBED[found].format(path=self.path)
 
     async def _until_beater_has_let_go(self) -> None:
         """Whoever closes a file last deletes its log by name, which may be somebody else's by now: that must be us."""
@@ -245,7 +259,10 @@ class SqliteStore(Verbs):
             await asyncio.sleep(_PAUSE_S)
         raise StoreUnavailable(f"{self.path} has lost its log, and the heartbeat still writes to it")
 
-    async def renew_log(self) -> None:
+    async def mend(self) -> None:
+        """The log was deleted: move what it holds into the file, leave that alone for a while, in which all others do
+        the same, and open it again.
+        """
         await self._until_beater_has_let_go()
         files, writer = self._files, self._writer
         assert files is not None

@@ -1,0 +1,54 @@
+"""What a store says of its database besides the rows: whether it is whole, and who lives beside this instance."""
+
+import enum
+from typing import Protocol
+
+from taskmanager.store.presence import Presence
+
+
+class Whereabouts(enum.Enum):
+    """What has become of the database that is open."""
+
+    WHOLE = "whole"
+    DAMAGED = "damaged"
+    """What was committed is all there, but others might not find it: `mend` puts that right."""
+    LOST = "lost"
+    """It is not there any more, or another one is in its place: what was committed may be gone. Close the store, open
+    it, and write again what memory knows. Until it is closed, the lost one may still be read.
+    """
+    EMPTIED = "emptied"
+    """The same, and of the lost one nothing will be read any more."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether memory may be all that is left of what was committed."""
+        return self in (Whereabouts.LOST, Whereabouts.EMPTIED)
+
+
+class WatchedStore(Protocol):
+    """The verbs that look after the database. `Store` has these too."""
+
+    def presence(self, instance_id: str) -> Presence | None:
+        """Return what proves that this instance lives, not taken yet; None where nobody else can be there.
+
+        It is made before `open`, and serves whatever `open` and `close` do in between.
+        """
+        ...
+
+    async def look_after(self) -> Whereabouts:
+        """Say what has become of the database. Never opens it. `StoreUnavailable` where nothing is known of it now.
+
+        Asked twice a second, and before a stop writes what is left. Of a store that is closed too.
+        """
+        ...
+
+    def describe(self, found: Whereabouts) -> str:
+        """Return for people what has happened to the database, which is named, when it is not whole."""
+        ...
+
+    async def mend(self) -> None:
+        """Put right what `DAMAGED` means, keeping all that was committed. `StoreUnavailable` if not possible now.
+
+        Nothing else is asked of the store meanwhile. If it fails half-way, the store may be closed; it is called again.
+        """
+        ...
