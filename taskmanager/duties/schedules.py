@@ -68,7 +68,7 @@ class Schedules:
         died: what that one owned is taken over, and nothing that others wrote is passed over. Raises `StoreError`.
         """
         self._read_at, self._read_s = self._firing.look(), self._clock.elapsed_s()
-        self._version = await self._store.data_version()
+        self._version = await self._store.changes()
         await self.declare()
         rows = await self._store.schedules()
         self.book.take_in(rows, self._read_at)
@@ -192,7 +192,7 @@ class Schedules:
         if not book.declared or now_s - self._read_s < RECHECK_S:
             return
         self._read_s = now_s
-        version = await store.data_version()
+        version = await store.changes()
         if version == self._version:
             return
         now, step_count = self._wall_clock.now_us(), self._wall_clock.step_count

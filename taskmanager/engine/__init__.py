@@ -17,7 +17,7 @@ The modules by what they are about. Each knows only modules that stand before it
     One start of it all:    life free_rows engine
     What becomes of writes: after_write
     What people ask for:    records actions workflows
-    The store, and others:  sharing claiming log_watch database_watch polling
+    The store, and others:  sharing claiming write_watch database_watch polling
 
 Modules before `engine` do not know it. They tell it what has happened through the callables that they were given: the
 runner reports outcomes, the writer reports what became of its writes (to `WriterListener`, which is `after_write`), the

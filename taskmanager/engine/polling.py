@@ -13,9 +13,9 @@ from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.database_watch import DatabaseWatch
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import EARLY_S
-from taskmanager.engine.log_watch import LogWatch
 from taskmanager.engine.sharing import Sharing
 from taskmanager.engine.timers import next_beat
+from taskmanager.engine.write_watch import WriteWatch
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.wording import counted
@@ -75,11 +75,11 @@ class Poller:
         self._looked_after_s = 0.0
         self._next_look_s = 0.0
         self._pause: asyncio.Timeout | None = None
-        self._log_watch = LogWatch(engine, self._look_soon)
-        database_watch.before_close = self._log_watch.close
+        self._write_watch = WriteWatch(engine, self._look_soon)
+        database_watch.before_close = self._write_watch.close
         limited = [each for each in self._dispatcher.queues.values() if each.config.max_pending is not None]
         self._counted = [each for each in limited if not each.is_run_here]
-        self._log_marks: tuple[object, object] = None, None
+        self._marks: tuple[object, object] = None, None
         """Of the last two looks."""
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class Poller:
         try:
             await self._run()
         finally:
-            self._log_watch.close()
+            self._write_watch.close()
 
     async def _run(self) -> None:
         self._looked_after_s = now_s = self._life.loop.time()
@@ -108,7 +108,7 @@ class Poller:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s) as self._pause:
                     await self._life.wants_claim.wait()
-            self._log_watch.begin()
+            self._write_watch.begin()
             try:
                 await self._wake(is_close=is_close)
             except StoreUnavailable as exc:
@@ -202,7 +202,7 @@ class Poller:
         was_owed, self.is_owed = self.is_owed or self._life.owes_look, True
         self._life.owes_look = False
         await claimer.ask_again()
-        version = await self._store.data_version()
+        version = await self._store.changes()
         changed = was_owed or version != self._version
         now_us = self._wall_clock.now_us()
         is_due = await self._mend_due(now_us) or claimer.is_due(now_us)
@@ -226,8 +226,8 @@ class Poller:
         Its own writes change the log only, and two soon after another may leave the same mark. So it is counted again
         at the next look. (To count 100,000 of them at each look would take a tenth of a core.)
         """
-        mark, before = self._store.log_mark(), self._log_marks
-        self._log_marks = before[1], mark
+        mark, before = self._store.mark(), self._marks
+        self._marks = before[1], mark
         has_left = any(each.left != each.left_before for each in self._counted)
         return changed or has_left or mark is None or before != (mark, mark)
 

@@ -125,14 +125,14 @@ class MemoryStore(Verbs):
     async def upkeep(self, *, is_idle: bool) -> None:
         return None
 
-    async def data_version(self) -> int:
+    async def changes(self) -> int:
         """Nobody else can write here."""
         return 0
 
-    def log_mark(self) -> None:
+    def mark(self) -> None:
         return None
 
-    def watch_log(self) -> None:
+    def watch(self) -> None:
         return None
 
     async def look_after(self) -> Whereabouts:

@@ -402,18 +402,6 @@ class Store(WorkflowStore, UpkeepStore, WatchedStore, Protocol):
         """Pause, or go on from now: the next fire is computed anew. False when there is no such schedule."""
         ...
 
-    async def data_version(self) -> int:
-        """A number that changes when somebody else has written to the store; own writes do not change it."""
-        ...
-
-    def log_mark(self) -> object:
-        """What changes when anybody writes to the store, for the price of a system call; None where nobody can tell."""
-        ...
-
-    def watch_log(self) -> int | None:
-        """Return a descriptor that can be read after the next write to the store; None where the system has none."""
-        ...
-
     def overview(self, now: int, *, counts_all: bool) -> "StoreOverview":
         """Return what the console shows. This is the one call that blocks, and any thread may make it.
 

@@ -1,4 +1,4 @@
-"""What a store says of its database besides the rows: whether it is whole, and who lives beside this instance."""
+"""What a store says of its database besides the rows: is it whole, have others written, who lives beside us?"""
 
 import enum
 from typing import Protocol
@@ -32,6 +32,29 @@ class WatchedStore(Protocol):
         """Return what proves that this instance lives, not taken yet; None where nobody else can be there.
 
         It is made before `open`, and serves whatever `open` and `close` do in between.
+        """
+        ...
+
+    async def changes(self) -> int:
+        """Return a number that differs after others have committed; own commits do not change it.
+
+        What they have committed before the call is read by whatever is asked after it. A store that cannot tell may
+        return another number when nobody has written: that costs the caller a whole look.
+        """
+        ...
+
+    def mark(self) -> object:
+        """Return what differs soon after anybody has written, this store too; None where nobody can tell.
+
+        It costs next to nothing and asks nothing of the database, so that it may be compared many times a second. A
+        write may show here before its commit counts.
+        """
+        ...
+
+    def watch(self) -> int | None:
+        """Return a descriptor that can be read after the next write of others; None where there is none.
+
+        It is the same one until the store is closed. Each call takes in what could be read of it.
         """
         ...
 

@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 from taskmanager.engine.late_ends import DueTime
-from taskmanager.engine.log_watch import LogWatch
 from taskmanager.engine.timers import Alarm, StallWatch
+from taskmanager.engine.write_watch import WriteWatch
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import ConfigurationError
 
@@ -220,7 +220,7 @@ def _is_routine(handle: Any) -> bool:
     looks that did not fail, the claimer waits for an event with a timeout, and does not sleep.
     """
     owner = getattr(handle._callback, "__self__", None)
-    if isinstance(owner, Alarm | DueTime | LogWatch | StallWatch):
+    if isinstance(owner, Alarm | DueTime | WriteWatch | StallWatch):
         return True
     is_timeout = isinstance(owner, asyncio.Timeout)
     task = getattr(owner, "_task", None) if is_timeout else _sleeper(handle)

@@ -218,12 +218,12 @@ async def test_queues_pause_and_resume(store: Store) -> None:
     assert await store.paused_queues() == frozenset()
 
 
-async def test_own_writes_do_not_change_the_data_version(store: Store) -> None:
+async def test_own_commits_are_no_changes(store: Store) -> None:
     """Only somebody else's writes are news."""
-    before = await store.data_version()
+    before = await store.changes()
     await put(store, task())
     await store.claim(wants())
-    assert await store.data_version() == before
+    assert await store.changes() == before
     assert await store.look_after() is Whereabouts.WHOLE
 
 

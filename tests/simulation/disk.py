@@ -252,7 +252,7 @@ class MemoryView:
     async def close(self) -> None:
         """Nothing to close."""
 
-    async def data_version(self) -> int:
+    async def changes(self) -> int:
         return self._disk.writes.total() - self._disk.writes[id(self)]
 
     async def heartbeats(self) -> list[tuple[str, str, int]]:

@@ -63,7 +63,7 @@ class SharedStore(OpenStore):
     def others_wrote(self) -> None:
         self._version += 1
 
-    async def data_version(self) -> int:
+    async def changes(self) -> int:
         return self._version
 
     async def look_after(self) -> Whereabouts:

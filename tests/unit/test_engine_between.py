@@ -110,7 +110,7 @@ async def test_the_file_is_looked_at_in_time_however_seldom_the_store_is_polled(
             self.looks += 1
             return Whereabouts.WHOLE
 
-        async def data_version(self) -> int:
+        async def changes(self) -> int:
             self.polls += 1
             return 0
 

@@ -152,7 +152,7 @@ async def test_a_corrupt_row_stops_neither_the_start_nor_the_others(options: str
 # Mistakes of ours: a loop that ends without a word is the worst of them.
 
 
-@pytest.mark.parametrize("verb", ["commit", "data_version"])
+@pytest.mark.parametrize("verb", ["commit", "changes"])
 async def test_an_unexpected_error_of_the_store_is_said_and_survived(
     verb: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

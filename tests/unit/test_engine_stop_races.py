@@ -141,7 +141,7 @@ async def test_a_start_waits_for_a_file_that_is_locked_for_a_while() -> None:
         assert await work.enqueue("a") == "a"
 
 
-@pytest.mark.parametrize("verb", ["open", "save_instance", "instances", "fetch_orphans", "data_version", "free_queues"])
+@pytest.mark.parametrize("verb", ["open", "save_instance", "instances", "fetch_orphans", "changes", "free_queues"])
 async def test_a_cancelled_start_leaves_a_manager_that_can_be_started(verb: str) -> None:
     """Whatever it waited for: nothing runs, nothing is open, and what was held is still held."""
     manager = manager_of()

@@ -45,9 +45,9 @@ def rows(db: Path) -> list[tuple[str, str | None]]:
         return connection.execute("SELECT status, claimed_by_worker_id FROM taskmanager_tasks ORDER BY id").fetchall()
 
 
-def log_watch_of(manager: TaskManager) -> object:
+def write_watch_of(manager: TaskManager) -> object:
     assert manager._lifecycle is not None
-    return manager._lifecycle._poller._log_watch
+    return manager._lifecycle._poller._write_watch
 
 
 def problems_on(db: Path) -> str:
@@ -242,7 +242,7 @@ async def test_a_task_goes_to_a_worker_and_back_long_before_the_poll(
         for label in "ab":
             assert await work.enqueue(label) == label
             if told_by != "nobody":  # it rests in between
-                await until(lambda: bool(refused) or "looks" not in repr(log_watch_of(worker)))
+                await until(lambda: bool(refused) or "looks" not in repr(write_watch_of(worker)))
     assert log == [("worker", "a"), ("worker", "b")]
 
 
@@ -253,7 +253,7 @@ async def test_an_instance_that_nobody_leaves_work_to_does_not_watch_the_log(tmp
     async with one, other:
         await work.enqueue("a")
         await until(lambda: bool(engine_of(one).neighbours.living))
-        assert "idle" in repr(log_watch_of(one))
+        assert "idle" in repr(write_watch_of(one))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not tell of writes")
@@ -263,20 +263,20 @@ async def test_no_closed_descriptor_is_watched_when_the_file_is_replaced(tmp_pat
     web, work, _ = manager_on(tmp_path / "tasks.db", run_queues=())
     async with web:
         waiting = asyncio.ensure_future(work.enqueue("a").result())
-        await until(lambda: "waits for a write" in repr(log_watch_of(web)))
+        await until(lambda: "waits for a write" in repr(write_watch_of(web)))
         store, watched = engine_of(web).store, list[bool]()
         close, look_after = store.close, store.look_after
 
         async def lose() -> Whereabouts:
             if not watched:
                 (tmp_path / lost).rename(tmp_path / "old")
-                assert "waits for a write" in repr(log_watch_of(web))
+                assert "waits for a write" in repr(write_watch_of(web))
             return await look_after()
 
         async def closed() -> None:
             await close()
-            watched.append("waits for a write" in repr(log_watch_of(web)))
-            assert store.watch_log() is None
+            watched.append("waits for a write" in repr(write_watch_of(web)))
+            assert store.watch() is None
 
         store.close = closed  # type: ignore[method-assign]
         store.look_after = lose  # type: ignore[method-assign]

@@ -369,14 +369,14 @@ async def test_a_cancelled_commit_is_all_or_nothing(path: Path) -> None:
     await store.close()
 
 
-async def test_writes_of_others_change_the_data_version(path: Path) -> None:
+async def test_commits_of_others_are_changes(path: Path) -> None:
     """That is how news of other processes is noticed, without reading a table."""
     store = SqliteStore(path)
     await store.open()
-    before = await store.data_version()
+    before = await store.changes()
     with plain(path) as other:
         other.execute("INSERT INTO taskmanager_queues VALUES ('mail', 1)")
-    assert await store.data_version() != before
+    assert await store.changes() != before
     await store.close()
 
 
@@ -442,7 +442,7 @@ async def test_a_write_without_room_moves_the_log_before_it_tries_again(path: Pa
     try:
         with pytest.raises(StoreUnavailable):
             await _let_log_grow(store, sys.maxsize)
-        assert await store.data_version(), "to read proves nothing"
+        assert await store.changes(), "to read proves nothing"
         await store.set_paused("mail", True, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)

@@ -71,11 +71,11 @@ async def test_a_log_that_nobody_writes_to_is_looked_at_thoroughly_once_in_a_whi
     """A stat costs a microsecond, the other look two changes of threads; but no file system is trusted for long."""
     store = await opened(path)
     settle(path)
-    versions = {await store.data_version() for _ in range(5)}
+    versions = {await store.changes() for _ in range(5)}
     assert len(versions) == len(thorough) == 1
     monkeypatch.setattr(stamp, "TRUSTED_S", -1.0)
     store._stamp.note(store._stamp.read())
-    await store.data_version()
+    await store.changes()
     assert len(thorough) == 2
     await store.close()
 
@@ -86,10 +86,10 @@ async def test_a_commit_of_others_is_seen_at_once(path: Path, before_it: str | N
     store = await opened(path)
     for _ in range(3):
         settle(path)
-        before, size = await store.data_version(), log_of(path).stat().st_size
+        before, size = await store.changes(), log_of(path).stat().st_size
         assert store._stamp.is_unchanged
         write(path, *([before_it] if before_it else ()), PAUSE)
-        assert await store.data_version() != before
+        assert await store.changes() != before
         if before_it and "RESTART" in before_it:
             assert log_of(path).stat().st_size == size, "or this shows nothing of a log that is begun anew in place"
     await store.close()
@@ -99,13 +99,13 @@ async def test_a_commit_that_counts_after_its_write_was_seen_comes_a_moment_late
     """A slow disk lies between the two, or the process is stopped there. It is not missed."""
     store = await opened(path)
     settle(path)
-    before = await store.data_version()
+    before = await store.changes()
     write(path, PAUSE)
     settle(path)
     store._stamp.note(store._stamp.read())
-    assert await store.data_version() == before, "or this shows nothing"
+    assert await store.changes() == before, "or this shows nothing"
     store._stamp._trusted_until_s = 0.0
-    assert await store.data_version() != before
+    assert await store.changes() != before
     await store.close()
 
 
@@ -118,7 +118,7 @@ async def test_a_log_that_was_changed_a_moment_ago_is_looked_at_thoroughly(
     at_s = changed_at(stamp._CLOCK.now_us() / 1_000_000)
     os.utime(log_of(path), (at_s, at_s))
     for _ in range(3):
-        await store.data_version()
+        await store.changes()
     assert len(thorough) == 3
     await store.close()
 
@@ -127,12 +127,12 @@ async def test_a_file_that_was_opened_again_is_looked_at_anew(path: Path, thorou
     """Numbers of two connections cannot be compared."""
     store = await opened(path)
     settle(path)
-    await store.data_version()
+    await store.changes()
     await store.close()
     await store.open()
     write(path, PAUSE)
     settle(path)
-    await store.data_version()
+    await store.changes()
     assert len(thorough) == 2
     await store.close()
 
@@ -142,16 +142,16 @@ async def test_the_system_tells_of_the_next_write_to_the_log(path: Path) -> None
     """Each write is told once, also in a log that another one has replaced; a closed store holds no descriptor."""
     store = await opened(path)
     for _ in range(2):
-        descriptor = store.watch_log()
+        descriptor = store.watch()
         assert descriptor is not None
         assert not select.select([descriptor], [], [], 0)[0]
-        mark = store.log_mark()
+        mark = store.mark()
         write(path, PAUSE)
         assert select.select([descriptor], [], [], 10)[0]
-        assert store.log_mark() != mark
+        assert store.mark() != mark
     log_of(path).unlink()
     log_of(path).write_bytes(b"")
-    descriptor = store.watch_log()
+    descriptor = store.watch()
     assert descriptor is not None
     log_of(path).write_bytes(b"new")
     assert select.select([descriptor], [], [], 10)[0]
@@ -161,5 +161,5 @@ async def test_the_system_tells_of_the_next_write_to_the_log(path: Path) -> None
 
 
 async def test_a_store_without_a_log_tells_of_no_write(path: Path) -> None:
-    assert (MemoryStore().log_mark(), MemoryStore().watch_log()) == (None, None)
-    assert SqliteStore(path).watch_log() is None
+    assert (MemoryStore().mark(), MemoryStore().watch()) == (None, None)
+    assert SqliteStore(path).watch() is None

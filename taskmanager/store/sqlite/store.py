@@ -224,7 +224,7 @@ class SqliteStore(Verbs):
             await self._in_writer(wal.move_after, pages)
             self._moves_after = pages
 
-    async def data_version(self) -> int:
+    async def changes(self) -> int:
         if self._writer is not None and self._stamp.is_unchanged:
             return self._version
         stamp = self._stamp.read()
@@ -232,10 +232,10 @@ class SqliteStore(Verbs):
         self._stamp.note(stamp)
         return self._version
 
-    def log_mark(self) -> object:
+    def mark(self) -> object:
         return self._stamp.mark()
 
-    def watch_log(self) -> int | None:
+    def watch(self) -> int | None:
         return None if self._writer is None else self._stamp.events.renew()  # a closed store must leave none behind
 
     async def look_after(self) -> Whereabouts:

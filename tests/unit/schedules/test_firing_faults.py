@@ -200,7 +200,7 @@ async def test_every_failing_call_of_the_store_leaves_each_fire_run_once(manager
         runs.append((context.tags["schedule"], context.scheduled_for))
 
     reached = 0
-    for verb in ("fire_schedules", "busy_schedules", "schedules", "declare_schedules", "data_version"):
+    for verb in ("fire_schedules", "busy_schedules", "schedules", "declare_schedules", "changes"):
         for after in (False, True):
             nth, is_spent = 1, True
             while is_spent and nth < 20:

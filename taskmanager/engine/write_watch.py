@@ -1,4 +1,4 @@
-"""Looks at the log from outside, and has the store looked at soon after somebody has written.
+"""Has the store looked at soon after somebody has written.
 
 That matters while somebody here waits for a task that others run, and beside instances that leave their tasks to
 others. In all other cases the look every `store_poll` seconds is soon enough, and this costs nothing.
@@ -14,15 +14,15 @@ from typing import Final
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.timers import next_beat
 
-LOG_LOOK_S: Final = 0.025
-"""How often the log is looked at from outside while it may just have been written to."""
+LOOK_S: Final = 0.025
+"""How often the mark of the store is looked at while somebody may just have written."""
 QUIET_LOOK_S: Final = 0.0625
 """How often otherwise, where the system does not tell of the next write."""
 UNSETTLED_S: Final = 0.1
-"""How long after a write to the log its commit may come. A later one is noticed by the poll."""
+"""How long after a write its commit may come. A later one is noticed by the poll."""
 
 
-class LogWatch:
+class WriteWatch:
     """Of one engine; `look_soon` asks for a look at the store."""
 
     def __init__(self, engine: Engine, look_soon: Callable[[], None]) -> None:
@@ -39,12 +39,12 @@ class LogWatch:
 
     def __repr__(self) -> str:
         state = "waits for a write" if self._descriptor is not None else "idle" if self._timer is None else "looks"
-        return f"<LogWatch {state}>"
+        return f"<WriteWatch {state}>"
 
     def begin(self) -> None:
         """Watch from now on, if it matters and is not done yet."""
-        if self._descriptor is not None and self._store.log_mark() != self._mark:
-            self._ring()  # it is another log, of which the system does not tell
+        if self._descriptor is not None and self._store.mark() != self._mark:
+            self._ring()  # it is another file by now, say, of which the system does not tell
         elif self._follower or (self._neighbours.leave_work and not self._only_enqueues):
             self._begin()
 
@@ -56,7 +56,7 @@ class LogWatch:
             self._life.loop.remove_reader(self._descriptor)
         self._timer = self._descriptor = None
 
-    def _begin(self, pause_s: float = LOG_LOOK_S) -> None:
+    def _begin(self, pause_s: float = LOOK_S) -> None:
         life = self._life
         if self._timer is None and self._descriptor is None and life.is_up and not life.is_stopping:
             loop = life.loop
@@ -69,7 +69,7 @@ class LogWatch:
 
     def _look(self) -> None:
         self._timer, now_s = None, self._life.loop.time()
-        mark = self._store.log_mark()
+        mark = self._store.mark()
         if mark != self._mark:
             self._mark, self._unsettled_until_s = mark, now_s + UNSETTLED_S
         if mark is None:  # nobody can tell
@@ -83,8 +83,8 @@ class LogWatch:
 
     def _rest(self) -> None:
         """Wait for the next write, which the system tells of, or else look again."""
-        descriptor = self._store.watch_log()
-        if descriptor is None or self._store.log_mark() != self._mark:
+        descriptor = self._store.watch()
+        if descriptor is None or self._store.mark() != self._mark:
             self._begin(QUIET_LOOK_S)
             return
         try:
