@@ -34,6 +34,8 @@ PACKAGE: Final = f"{Path(taskmanager.__file__).parent}/"
 KINDS: Final = ("memory-only", "persisted")
 TRIPS: Final = 5
 QUIET_S: Final = 0.5
+COMMIT_INTERVAL_S: Final = 0.5
+"""Longer than a commit may take on a busy disk: at the usual 20 ms its timer rings in the middle of a trip there."""
 STORE_POLL_S: Final = 60.0
 
 
@@ -82,7 +84,7 @@ async def travel(is_persisted: bool, path: Path) -> list[list[Call]]:
         pass
 
     with recording(calls):
-        manager = TaskManager(path, store_poll=STORE_POLL_S)
+        manager = TaskManager(path, store_poll=STORE_POLL_S, commit_interval=COMMIT_INTERVAL_S)
         task = manager.task(name="no_op", persist=is_persisted)(no_op)
         async with manager:
             await task.enqueue()

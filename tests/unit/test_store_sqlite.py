@@ -212,7 +212,7 @@ def test_no_statement_needs_a_newer_sqlite_than_the_oldest_that_is_supported() -
     assert not [
         f"{each.relative_to(root)}: {found.group()}"
         for each in files
-        if each != Path(__file__)
+        if each != Path(__file__) and "postgres" not in str(each.relative_to(root))
         for found in NEWER_SQL.finditer(each.read_text("utf-8"))
     ]
     assert NEWER_SQL.search("SELECT args ->> 0")
