@@ -34,9 +34,8 @@ from datetime import timedelta
 _, database, name, point = sys.argv
 os.chdir(os.path.dirname(database))
 import orders, outside
-from taskmanager.store.sql import claims, events, transitions
 from taskmanager.store.sqlite import SqliteStore
-
+from taskmanager.store.sqlite.session import SqliteSession
 from taskmanager.testing import isolated
 
 passed = Counter()
@@ -49,11 +48,13 @@ def pass_by(place):
 real = SqliteSession.transaction
 
 @contextmanager
-def deadly(connection):
+def deadly(connection, *, is_beside=False):
+    opener = sys._getframe(2).f_globals["__name__"]
+    is_meant = opener in {{f"taskmanager.store.sql.{{name}}" for name in ("claims", "events", "transitions")}}
     count = connection.total_changes
-    with connection.transaction():
+    with real(connection, is_beside=is_beside):
         yield
-        if is_any := connection.total_changes > count:
+        if is_any := is_meant and connection.total_changes > count:
             pass_by("before a commit")
     if is_any:
         pass_by("after a commit")

@@ -16,6 +16,7 @@ PROGRAM = """
 import asyncio, os, signal
 from taskmanager import FailedTask, TaskManager
 from taskmanager.store.sql import statements, transitions
+from taskmanager.store.sqlite.session import SqliteSession
 
 class Sealed:
     def encode(self, data: bytes, /) -> bytes:
@@ -49,9 +50,9 @@ def child_dies() -> None:
 def is_failure(writes) -> bool:
     return any(each.status == "FAILED" for each in writes)
 
-real_commit, real_write = transitions.commit, statements.write
+real_commit, real_write = transitions.commit, SqliteSession.write
 
-def commit(connection, writes, counting):
+def commit(connection, writes, counting=None):
     if point == "before" and is_failure(writes):
         die()
     report = real_commit(connection, writes, counting)
@@ -59,12 +60,12 @@ def commit(connection, writes, counting):
         die()
     return report
 
-def write(connection, kind, rows, changed=None):
+def write(connection, kind, rows, changed_ids=None):
     if point == "inside" and kind is statements.ON_FAILURE:
         die()
-    return real_write(connection, kind, rows, changed)
+    return real_write(connection, kind, rows, changed_ids)
 
-transitions.commit, statements.write = commit, write
+transitions.commit, SqliteSession.write = commit, write
 
 async def main() -> None:
     for job in jobs:
