@@ -16,8 +16,8 @@ import pytest
 from taskmanager.console.observer import look
 from taskmanager.console.terminal.screen import Focus, screen_lines, watch_lines
 from taskmanager.model.clock import SystemClock
-from taskmanager.store.sql import statistics
 from taskmanager.store.sqlite.reading import open_read_only
+from taskmanager.store.sqlite.session import SqliteSession
 from taskmanager.store.statistics import FileSize
 from tests.unit.cli import rich_file
 from tests.unit.cli.rich_file import NOW, task_id
@@ -55,7 +55,7 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=120 * GIGABYTE))
     volume = SimpleNamespace(f_flag=0, f_files=0, f_favail=0, f_bavail=1 << 20, f_frsize=4_096)
     monkeypatch.setattr(os, "statvfs", lambda path: volume, raising=False)
-    monkeypatch.setattr(statistics, "_size", lambda connection: FileSize(1_269_760, 409_600, 2))
+    monkeypatch.setattr(SqliteSession, "size", lambda self: FileSize(1_269_760, 409_600, 2))
 
 
 def compare(name: str, text: str) -> None:
