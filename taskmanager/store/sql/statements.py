@@ -57,7 +57,7 @@ def _replaceable(table: str) -> str:
     return f"{table}.status IN ({TERMINAL_SQL}) AND {persist} = 0"
 
 
-@dataclass(frozen=True, eq=False)  # compared, and hashed as a key of the caches below, by identity
+@dataclass(frozen=True, eq=False)  # compared, and hashed as a key of caches, by identity
 class Kind:
     """One kind of write: its SQL, which names values in brackets, and the names of what a row of it holds.
 

@@ -1,4 +1,4 @@
-"""The verbs of a store that are statements of SQLite, whatever the database lies on."""
+"""The verbs of a store that are functions over a session, whatever database it is connected to."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, TypeVarTuple
@@ -64,7 +64,7 @@ _DELETED: Final = ("tasks", "workflows", "heartbeats", "worker states", "figures
 
 
 class Verbs:
-    """What a file and a database in memory answer alike. Each of them says how its connections are used.
+    """What all databases answer alike. The store of each says how its connections are used.
 
     `clock` tells which instants are so far away that the figures do not count them.
     """
@@ -86,9 +86,8 @@ class Verbs:
     async def claim(self, request: ClaimRequest) -> list[TaskRow]:
         if request.starting is None:
             return await self._write_unsynced(claims.claim, request, self._counting)
-        return await self._write(
-            claims.claim, request, self._counting
-        )  # what has run must not be free again after a power cut
+        # What has run must not be free again after a power cut.
+        return await self._write(claims.claim, request, self._counting)
 
     async def free_waiting(self, owner: str, now: int, limit: int, per_queue: int | None = None) -> int:
         return await self._write_unsynced(claims.free_waiting, owner, now, limit, per_queue)

@@ -1,18 +1,15 @@
-"""What instances write of themselves: their rows, signs of life by the heartbeat's own connection, and snapshots."""
+"""Signs of life, written by the heartbeat's own connection."""
 
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.protocol import Beat
 from taskmanager.store.sqlite.connection import translate
 from taskmanager.store.sqlite.files import Files, open_existing
 from taskmanager.store.sqlite.session import BUSY_TIMEOUT_S, SqliteSession, primary_code
-
-if TYPE_CHECKING:
-    pass
 
 
 def _into(table: str, names: Sequence[str]) -> str:
