@@ -169,10 +169,12 @@ SELECT json_group_array(id) FROM (
 _WAKE: Final = f"""
 UPDATE taskmanager_tasks SET enqueued_at = min(enqueued_at, sent_at, :now)
 WHERE {_IS_FREE} AND enqueued_at <= :now AND id IN (
-    SELECT task_id FROM taskmanager_steps WHERE id IN (SELECT value FROM json_each(:steps))
+    SELECT task_id FROM taskmanager_steps WHERE id IN (SELECT CAST(value AS INTEGER) FROM json_each(:steps))
 )
 """
-_IS_AWAKE: Final = "UPDATE taskmanager_steps SET wakes_at = NULL WHERE id IN (SELECT value FROM json_each(:steps))"
+_IS_AWAKE: Final = """
+UPDATE taskmanager_steps SET wakes_at = NULL WHERE id IN (SELECT CAST(value AS INTEGER) FROM json_each(:steps))
+"""
 
 
 def _wake(connection: Session, now: int) -> None:

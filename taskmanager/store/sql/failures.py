@@ -49,7 +49,7 @@ class _Sum(NamedTuple):
     count: int  # type: ignore[assignment]  # the method of tuple is not missed
     first_at: int
     last_at: int
-    rowid: int
+    rowid: str
 
     def with_others(self, other: "_Sum | None") -> "_Sum":
         """Return both together."""
@@ -77,10 +77,10 @@ def failure_groups(
 
 
 def _in_window(connection: Session, window: Window, since: int | None) -> Iterator[_Sum]:
-    # SQLite takes the row of max() only where there is no min() beside it. A row is shorter to sort by than an id.
+    # The greatest of these texts names the row that failed last. A row id is shorter to sort by than an id.
     query = f"""
         SELECT json_group_array(json_array(task_name, error_code, tasks, first_at, last_at,
-            CAST(substr(last_one, 21) AS INTEGER)))
+            substr(last_one, 21)))
         FROM (
             SELECT t.task_name, t.error_code, count(*) AS tasks, min({_AT}) AS first_at, max({_AT}) AS last_at,
                 max(printf('%020d', {_AT}) || t.rowid) AS last_one
@@ -95,7 +95,7 @@ def _in_window(connection: Session, window: Window, since: int | None) -> Iterat
 def _with_last(connection: Session, sums: Sequence[_Sum]) -> list[FailureGroup]:
     """Return the groups with the id and the message of the last one of each."""
     query = """
-        SELECT json_group_array(json_array(t.rowid, t.id))
+        SELECT json_group_array(json_array(wanted.value, t.id))
         FROM json_each(?) AS wanted CROSS JOIN taskmanager_tasks AS t ON t.rowid = wanted.value
     """
     ids = dict(packed(connection, query, (json.dumps([each.rowid for each in sums]),)))

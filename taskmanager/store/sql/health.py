@@ -35,16 +35,16 @@ def owned(connection: Session) -> list[Owned]:
 
 def unreadable(connection: Session) -> list[str]:
     """Return the ids of unfinished tasks that cannot be read or contradict themselves, of the first `MAX_LOOKED_AT`."""
-    page = f"taskmanager_tasks AS t WHERE t.rowid > ? AND t.status IN ({LIVE_SQL}) ORDER BY t.rowid LIMIT {PAGE}"
+    page, known = f"taskmanager_tasks AS t WHERE t.status IN ({LIVE_SQL}) ORDER BY t.rowid LIMIT {PAGE}", ()
     found: list[str] = []
-    after = 0
     for _ in range(MAX_LOOKED_AT // PAGE):
-        rows = task_rows(connection, page, (after,))
+        rows = task_rows(connection, page, known)
         found += [row.task_id for row in rows if isinstance(row, UnreadableRow) or any(row_faults(row))]
         if len(rows) < PAGE:
             break
         query = f"SELECT max(rowid) FROM (SELECT t.rowid FROM {page})"
-        (after,) = connection.execute(query, (after,)).fetchone()
+        known = connection.execute(query, known).fetchone()
+        page = f"taskmanager_tasks AS t WHERE t.rowid > ? AND t.status IN ({LIVE_SQL}) ORDER BY t.rowid LIMIT {PAGE}"
     return found
 
 

@@ -15,7 +15,10 @@ def _into(table: str, names: Sequence[str]) -> str:
     return f"INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
 
 
-_INSTANCE: Final = f"INSERT OR REPLACE {_into('taskmanager_instances', InstanceRow._fields)}"
+_INSTANCE: Final = (
+    f"INSERT {_into('taskmanager_instances', InstanceRow._fields)} ON CONFLICT (instance_id) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in InstanceRow._fields if name != "instance_id")
+)
 
 
 def heartbeats(connection: Session) -> list[tuple[str, str, int]]:
@@ -24,9 +27,12 @@ def heartbeats(connection: Session) -> list[tuple[str, str, int]]:
     Not the one with the greatest instant: after a wall clock was stepped back, that one would never change again.
     """
     found = connection.execute(
-        "SELECT sender_id, role, sent_at, max(id) FROM taskmanager_heartbeats GROUP BY sender_id, role"
+        """
+        SELECT sender_id, role, sent_at FROM taskmanager_heartbeats
+        WHERE id IN (SELECT max(id) FROM taskmanager_heartbeats GROUP BY sender_id, role)
+        """
     ).fetchall()
-    return [(sender, role, sent_at) for sender, role, sent_at, _ in found]
+    return [(sender, role, sent_at) for sender, role, sent_at in found]
 
 
 def save_worker_state(connection: Session, state: "WorkerState") -> None:

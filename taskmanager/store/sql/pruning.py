@@ -31,6 +31,8 @@ SELECT t.id FROM taskmanager_workflows AS c JOIN taskmanager_workflow_tasks AS n
     JOIN taskmanager_tasks AS t ON t.id = n.task_id
 WHERE {which}
 """
+_NUMBER: Final = "CAST(value AS INTEGER)"
+"""One row in JSON, where a number is the id of a row also in databases that have no row ids."""
 _ENDED_WORKFLOW: Final = quoted(sorted(ENDED_WORKFLOW))
 
 
@@ -104,12 +106,12 @@ def _purge_workflows(
 
 def prune_heartbeats(connection: Session, batch: BatchSize, cutoff: int, limit: int) -> int:
     """See `Store.prune_heartbeats`."""
-    return _delete(connection, batch, "taskmanager_heartbeats", "sent_at < :cutoff", cutoff, limit)
+    return _delete(connection, batch, "taskmanager_heartbeats", "sent_at < :cutoff", cutoff, limit, row=_NUMBER)
 
 
 def prune_worker_states(connection: Session, batch: BatchSize, cutoff: int, limit: int) -> int:
     """See `Store.prune_worker_states`."""
-    return _delete(connection, batch, "taskmanager_worker_states", "snapshot_at < :cutoff", cutoff, limit)
+    return _delete(connection, batch, "taskmanager_worker_states", "snapshot_at < :cutoff", cutoff, limit, row=_NUMBER)
 
 
 _FIGURES: Final = "taskmanager_figures WHERE span = :span AND at < :since"
@@ -141,11 +143,12 @@ def _delete(
     limit: int,
     found_by: str = "",
     given: Mapping[str, Any] = MappingProxyType({}),
+    row: str = "value",
 ) -> int:
     """Delete some of them; 0 only when there are none."""
     find = f"SELECT rowid AS row FROM {table} {found_by} WHERE {is_old} LIMIT :limit"
     # Between the search and the lock somebody may have retried a task, or deleted it, and its place be another's.
-    delete = f"DELETE FROM {table} WHERE rowid IN (SELECT value FROM json_each(:rows)) AND {is_old}"
+    delete = f"DELETE FROM {table} WHERE rowid IN (SELECT {row} FROM json_each(:rows)) AND {is_old}"
     known = {**given, "cutoff": cutoff, "limit": min(limit, batch.size)}
     while True:
         (rows,) = connection.execute(f"SELECT json_group_array(row) FROM ({find})", known).fetchone()

@@ -26,7 +26,7 @@ from taskmanager.store.sql.session import Session
 from taskmanager.store.sql.statements import ATTEMPT_COLUMNS, LIVE_SQL, TASK_COLUMNS, quoted
 
 _TASK: Final = ", ".join(f"t.{name}" for name in TASK_COLUMNS)
-_CARRIES: Final = """
+CARRIES: Final = """
 NOT EXISTS (
     SELECT 1 FROM json_each(:tags) AS asked WHERE NOT EXISTS (
         SELECT 1 FROM json_each(iif(json_valid(t.tags), t.tags, '{}')) AS tag
@@ -154,7 +154,7 @@ def fitting(wanted: TaskFilter) -> tuple[list[str], dict[str, Any]]:
         conditions.append("t.updated_at >= :since")
     if wanted.tags:
         given["tags"] = json.dumps(dict(wanted.tags))
-        conditions.append(_CARRIES)
+        conditions.append(CARRIES)
     return conditions, given
 
 
@@ -171,13 +171,13 @@ def where(conditions: Sequence[str]) -> str:
 
 def first_unfinished(connection: Session, sender: str, tags: Mapping[str, str], since: int = 0) -> int | None:
     """See `Store.first_unfinished`. It ends with the first that it finds, and sees no row that has ended."""
-    carries = f" AND {_CARRIES}" if tags else ""
+    carries = f" AND {CARRIES}" if tags else ""
     firsts = [
         f"""
         SELECT * FROM (
             SELECT t.sent_at FROM taskmanager_tasks AS t INDEXED BY taskmanager_tasks_status
             WHERE t.status = '{status}' AND t.status <> 'COMPLETED' AND t.sent_at >= :since
-                AND instr(t.task_options, :sender) {carries}
+                AND instr(t.task_options, :sender) > 0 {carries}
             ORDER BY t.sent_at LIMIT 1
         )
         """
@@ -211,7 +211,7 @@ _ORPHANS: Final = f"""
 (
     {hops(OWNED, IS_OWNED, "claimed_by_worker_id")}
     SELECT claimed_by_worker_id AS id FROM each_claimed_by_worker_id
-    WHERE id NOT IN (SELECT value FROM json_each(:owners))
+    WHERE claimed_by_worker_id NOT IN (SELECT value FROM json_each(:owners))
 ) AS dead
 JOIN taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner ON t.claimed_by_worker_id = dead.id
 WHERE t.id > CAST(:after AS TEXT) AND t.status IN ({LIVE_SQL})

@@ -76,7 +76,7 @@ class Ids(NamedTuple):
 
 
 class _Hit(NamedTuple):
-    rowid: int
+    rowid: int | str
     sent_at: int
     task_id: str
 

@@ -16,17 +16,26 @@ _NAMES: Final = ", ".join(_COLUMNS)
 _BY_NEXT: Final = "ORDER BY next_run_at IS NULL, next_run_at, schedule_name"
 _IS_DECLARED: Final = "s.owner_id IN (SELECT instance_id FROM taskmanager_instances)"
 
+_NUMBERS: Final = frozenset({"last_run_at", "next_run_at", "run_count", "paused_at", "updated_at"})
+_VALUES: Final = ", ".join(
+    f"CAST(json_extract(v.value, '$[{place}]') AS {'INTEGER' if name in _NUMBERS else 'TEXT'})"
+    for place, name in enumerate(_COLUMNS)
+)
+# Without WHERE, SQLite would take ON for that of a join.
 _SAVE: Final = f"""
-INSERT OR REPLACE INTO taskmanager_schedule_state ({_NAMES})
-SELECT {", ".join(f"json_extract(value, '$[{place}]')" for place in range(len(_COLUMNS)))} FROM json_each(?)
+INSERT INTO taskmanager_schedule_state ({_NAMES}) SELECT {_VALUES} FROM json_each(?) AS v WHERE TRUE
+ON CONFLICT (schedule_name) DO UPDATE SET
+    {", ".join(f"{name} = excluded.{name}" for name in _COLUMNS if name != "schedule_name")}
 """
 _MOVE: Final = """
 UPDATE taskmanager_schedule_state AS s SET
-    next_run_at = json_extract(v.value, '$[1]'),
-    updated_at = json_extract(v.value, '$[2]'),
-    last_run_at = iif(json_extract(v.value, '$[3]') IS NULL, last_run_at, json_extract(v.value, '$[2]')),
+    next_run_at = CAST(json_extract(v.value, '$[1]') AS INTEGER),
+    updated_at = CAST(json_extract(v.value, '$[2]') AS INTEGER),
+    last_run_at = iif(
+        json_extract(v.value, '$[3]') IS NULL, last_run_at, CAST(json_extract(v.value, '$[2]') AS INTEGER)
+    ),
     last_task_id = coalesce(json_extract(v.value, '$[3]'), last_task_id),
-    run_count = min(run_count, 9223372036854775806) + (json_extract(v.value, '$[3]') IS NOT NULL)
+    run_count = min(run_count, 9223372036854775806) + iif(json_extract(v.value, '$[3]') IS NULL, 0, 1)
 FROM json_each(?) AS v WHERE s.schedule_name = json_extract(v.value, '$[0]')
 """
 _BUSY: Final = f"""
@@ -77,7 +86,7 @@ def fetch(
     changed_since: int | None = None,
 ) -> list[ScheduleRow]:
     """See `Store.schedules`."""
-    parameters: dict[str, Any] = {"limit": -1 if limit is None else limit, "since": changed_since}
+    parameters: dict[str, Any] = {"limit": 2**63 - 1 if limit is None else limit, "since": changed_since}
     conditions = [] if changed_since is None else ["s.updated_at >= :since"]
     if names is not None:
         conditions.append("s.schedule_name IN (SELECT value FROM json_each(:names))")

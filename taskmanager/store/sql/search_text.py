@@ -39,7 +39,7 @@ class TextSearch:
         """Return the parameters of the condition."""
         return {f"text_{number}": _pattern(needle) for number, needle in enumerate(self._needles)}
 
-    def confirmed(self, connection: Session, rowids: Sequence[int]) -> frozenset[int]:
+    def confirmed(self, connection: Session, rowids: Sequence[int | str]) -> frozenset[int | str]:
         """Return those of the rows found that have the text."""
         if self._is_exact:
             return frozenset(rowids)

@@ -35,7 +35,7 @@ def quoted(statuses: Sequence[str]) -> str:
 LIVE_SQL: Final = quoted([status for status in ("PENDING", "CLAIMED", "RUNNING") if status in LIVE])
 TERMINAL_SQL: Final = quoted(sorted(TERMINAL))
 # As `is_pause` and `due_at` say it of a row.
-IS_PAUSE: Final = f"(next_retry_at IS NOT NULL OR snooze_count > 0 OR instr(task_options, '{DELAY_KEY}'))"
+IS_PAUSE: Final = f"(next_retry_at IS NOT NULL OR snooze_count > 0 OR instr(task_options, '{DELAY_KEY}') > 0)"
 SLEEPS: Final = (
     "EXISTS (SELECT 1 FROM taskmanager_steps AS s WHERE s.task_id = taskmanager_tasks.id AND s.wakes_at > 0)"
 )
@@ -53,8 +53,9 @@ DUE: Final = f"enqueued_at = {_DUE_AT}, next_retry_at = iif(next_retry_at IS NUL
 def _replaceable(table: str) -> str:
     """SQL for: an ended row of a task that was never promised to survive."""
     options = f"{table}.task_options"
-    persist = f"CASE WHEN json_valid({options}) THEN coalesce(json_extract({options}, '$.persist'), 0) ELSE 1 END"
-    return f"{table}.status IN ({TERMINAL_SQL}) AND {persist} = 0"
+    persist = f"CASE WHEN json_valid({options}) THEN CAST(json_extract({options}, '$.persist') AS TEXT) ELSE 'true' END"
+    # One database has 0 for what is false, and the other its name.
+    return f"{table}.status IN ({TERMINAL_SQL}) AND coalesce({persist}, '0') IN ('0', 'false')"
 
 
 @dataclass(frozen=True, eq=False)  # compared, and hashed as a key of caches, by identity
@@ -112,14 +113,14 @@ def _whole_update(names: Sequence[str]) -> str:
         f"CASE WHEN [expected_status] IN ({TERMINAL_SQL}) THEN [cancel_requested_at]"
         " ELSE coalesce([cancel_requested_at], t.cancel_requested_at) END"
     )
-    return _update(_same(names) | {"cancel_requested_at": cancel, "claimed": "([status] = 'CLAIMED')"})
+    return _update(_same(names) | {"cancel_requested_at": cancel, "claimed": "iif([status] = 'CLAIMED', 1, 0)"})
 
 
 # An id that is taken is left alone, except that an ended memory-only task may replace another.
 INSERT: Final = Kind(
     _insert(
         "taskmanager_tasks",
-        _same(TASK_COLUMNS) | {"claimed": "([status] = 'CLAIMED')"},
+        _same(TASK_COLUMNS) | {"claimed": "iif([status] = 'CLAIMED', 1, 0)"},
         f"(id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in TASK_COLUMNS[1:])}, claimed = 0"
         f" WHERE {_replaceable('taskmanager_tasks')} AND {_replaceable('excluded')}",
     ),
@@ -147,7 +148,7 @@ END_UNREADABLE: Final = Kind(
         result = [result], cancel_requested_at = [cancel_requested_at], next_retry_at = NULL,
         priority = min(max(priority, 1), 100), retry_count = [retry_count], max_retries = [max_retries],
         start_count = [start_count], crash_count = [crash_count], snooze_count = [snooze_count],
-        is_workflow_task = is_workflow_task <> 0
+        is_workflow_task = iif(is_workflow_task <> 0, 1, 0)
     {ROWS}
     WHERE t.id = CAST([id] AS TEXT) AND t.status = [expected_status]
         AND t.claimed_by_worker_id IS CAST([expected_owner] AS TEXT)
@@ -221,7 +222,7 @@ FIGURES: Final = Kind(
         "taskmanager_figures",
         _same(FIGURE_KEY + COUNTS),
         f"({', '.join(FIGURE_KEY)}) DO UPDATE SET "
-        + ", ".join(f"{name} = {name} + excluded.{name}" for name in COUNTS),
+        + ", ".join(f"{name} = taskmanager_figures.{name} + excluded.{name}" for name in COUNTS),
     ),
     FIGURE_KEY + COUNTS,
     (),

@@ -115,7 +115,9 @@ def _owned(connection: Session) -> dict[str, int]:
 
 def _held(connection: Session) -> tuple[Held, ...] | None:
     query = f"""
-        SELECT owner, queue_name, sum(status = 'PENDING'), sum(status = 'CLAIMED'), sum(status = 'RUNNING') FROM (
+        SELECT owner, queue_name, count(*) FILTER (WHERE status = 'PENDING'),
+            count(*) FILTER (WHERE status = 'CLAIMED'), count(*) FILTER (WHERE status = 'RUNNING')
+        FROM (
             SELECT claimed_by_worker_id AS owner, queue_name, status FROM {OWNED}
             WHERE claimed_by_worker_id IS NOT NULL AND status IN ({LIVE_SQL})
             LIMIT {HELD_CAP + 1}
@@ -129,7 +131,8 @@ def _started(connection: Session) -> tuple[Started, ...]:
     query = f"""
         SELECT id, task_name, queue_name, claimed_by_worker_id, start_count, coalesce(started_at, updated_at)
         FROM taskmanager_tasks INDEXED BY taskmanager_tasks_status
-        WHERE status = 'RUNNING' AND status <> 'COMPLETED' AND claimed_by_worker_id IS NOT NULL LIMIT {MAX_STARTED}
+        WHERE status = 'RUNNING' AND status <> 'COMPLETED' AND claimed_by_worker_id IS NOT NULL
+        ORDER BY sent_at LIMIT {MAX_STARTED}
     """
     return _all(Started._make, connection, query)
 
@@ -147,8 +150,8 @@ def _pace(connection: Session, now: int, window_us: int) -> Pace:
 
 def _slowest(connection: Session, since: int) -> tuple[TaskPace, ...]:
     query = f"""
-        SELECT t.task_name, count(*), sum(a.outcome IN ('FAILED', 'WORKER_FAILURE')), CAST(avg(a.took) AS INTEGER),
-            max(a.took)
+        SELECT t.task_name, count(*), count(*) FILTER (WHERE a.outcome IN ('FAILED', 'WORKER_FAILURE')),
+            CAST(avg(a.took) AS INTEGER), max(a.took)
         FROM (
             SELECT task_id, outcome, max(0, finished_at - started_at) AS took FROM {_ENDED}
             WHERE finished_at >= ? ORDER BY finished_at DESC LIMIT {SAMPLE}
@@ -159,16 +162,15 @@ def _slowest(connection: Session, since: int) -> tuple[TaskPace, ...]:
 
 
 def _most_failing(connection: Session, since: int) -> tuple[TaskFailures, ...]:
-    # Beside max(), SQLite takes the other columns from the row that has the maximum.
     query = f"""
         SELECT task_name, failed, error_code, message FROM (
-            SELECT t.task_name, count(*) AS failed, a.error_code, a.message, max(a.finished_at)
+            SELECT t.task_name, a.error_code, a.message, count(*) OVER (PARTITION BY t.task_name) AS failed,
+                row_number() OVER (PARTITION BY t.task_name ORDER BY a.finished_at DESC) AS place
             FROM (
                 SELECT task_id, error_code, substr(error_message, 1, {MAX_MESSAGE_CHARS}) AS message, finished_at
                 FROM {_FAILED} WHERE finished_at >= ? AND {_IS_FAILURE} ORDER BY finished_at DESC LIMIT {SAMPLE}
             ) AS a JOIN taskmanager_tasks AS t ON t.id = a.task_id
-            GROUP BY t.task_name
-        ) ORDER BY failed DESC, task_name LIMIT {MAX_LINES}
+        ) WHERE place = 1 ORDER BY failed DESC, task_name LIMIT {MAX_LINES}
     """
     return _all(TaskFailures._make, connection, query, since)
 
@@ -179,7 +181,7 @@ def _failures(connection: Session) -> tuple[Failure, ...]:
         FROM (
             SELECT * FROM {_FAILED} WHERE error_code IS NOT NULL ORDER BY finished_at DESC LIMIT {SAMPLE}
         ) AS a CROSS JOIN taskmanager_tasks AS t ON t.id = a.task_id
-        WHERE a.outcome IN ('FAILED', 'WORKER_FAILURE') LIMIT {MAX_LINES}
+        WHERE a.outcome IN ('FAILED', 'WORKER_FAILURE') ORDER BY a.finished_at DESC LIMIT {MAX_LINES}
     """
     return tuple(each._replace(will_retry=bool(each.will_retry)) for each in _all(Failure._make, connection, query))
 

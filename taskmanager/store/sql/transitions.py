@@ -301,7 +301,8 @@ def set_paused(connection: Session, queue_name: str, paused: bool, now: int) -> 
         if paused:
             connection.execute(
                 "INSERT INTO taskmanager_queues (queue_name, paused_at) VALUES (?, ?)"
-                " ON CONFLICT (queue_name) DO UPDATE SET paused_at = coalesce(paused_at, excluded.paused_at)",
+                " ON CONFLICT (queue_name) DO UPDATE"
+                " SET paused_at = coalesce(taskmanager_queues.paused_at, excluded.paused_at)",
                 (queue_name, now),
             )
         else:

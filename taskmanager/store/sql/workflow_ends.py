@@ -38,7 +38,8 @@ WHERE w.status = 'RUNNING'
 """
 _NAMED: Final = """
 SELECT task_index, status, error FROM taskmanager_workflow_tasks
-WHERE workflow_id = ? AND task_index IN (SELECT value FROM json_each(?)) ORDER BY completed_at, task_index
+WHERE workflow_id = ? AND task_index IN (SELECT CAST(value AS INTEGER) FROM json_each(?))
+ORDER BY completed_at, task_index
 """
 _FIRST_ERROR: Final = f"""
 SELECT n.error FROM taskmanager_workflow_tasks AS n

@@ -44,7 +44,7 @@ SELECT n.task_index, n.node_id, n.task_name, n.queue_name, {_STATUS}, iif({IS_EN
     iif(length(n.error) <= {MAX_ERROR_CHARS}, n.error, NULL), t.error_code, t.status, t.start_count, t.enqueued_at,
     t.next_retry_at IS t.enqueued_at, t.claimed_by_worker_id IS '{HELD}'
 FROM json_each(?) AS wanted
-CROSS JOIN {_NODES} ON n.workflow_id = ? AND n.task_index = wanted.value
+CROSS JOIN {_NODES} ON n.workflow_id = ? AND n.task_index = CAST(wanted.value AS INTEGER)
 LEFT JOIN taskmanager_tasks AS t ON t.id = n.task_id
 """
 _WORKFLOW_CUT: Final = {
@@ -138,7 +138,7 @@ def node_ids_of(connection: Session, workflow_id: str, indexes: Collection[int])
     """Return the ids of these nodes."""
     query = f"""
         SELECT n.task_index, n.node_id FROM json_each(?) AS wanted
-        CROSS JOIN {_NODES} ON n.workflow_id = ? AND n.task_index = wanted.value
+        CROSS JOIN {_NODES} ON n.workflow_id = ? AND n.task_index = CAST(wanted.value AS INTEGER)
     """
     return dict(connection.execute(query, (json.dumps(sorted(indexes)), workflow_id)).fetchall())
 

@@ -47,7 +47,12 @@ _HOLD_THESE: Final = _HOLD.format(
     """
 )
 _HOLD_NODES: Final = (
-    _HOLD.format(these="SELECT task_id FROM taskmanager_workflow_tasks WHERE id IN (SELECT value FROM json_each(:ids))")
+    _HOLD.format(
+        these="""
+        SELECT task_id FROM taskmanager_workflow_tasks
+        WHERE id IN (SELECT CAST(value AS INTEGER) FROM json_each(:ids))
+        """
+    )
     + " RETURNING id"
 )
 _WAIT: Final = """
@@ -68,13 +73,15 @@ _COUNTS: Final = "status = 'FAILED' AND {0}.is_optional = 0 AND {0}.is_accepted 
 # The joins have a fixed order: one that begins at the nodes of the workflow reads all of them for each skipped node.
 # And they name `w`, so that nothing is looked at where a failure does not pause.
 _HURT: Final = f"""
-SELECT DISTINCT w.id FROM json_each(?) AS v CROSS JOIN taskmanager_workflow_tasks AS n ON n.id = v.value
+SELECT DISTINCT w.id
+FROM json_each(?) AS v CROSS JOIN taskmanager_workflow_tasks AS n ON n.id = CAST(v.value AS INTEGER)
     CROSS JOIN taskmanager_workflows AS w ON w.id = n.workflow_id
 WHERE w.on_error = 'pause' AND w.status = 'RUNNING' AND w.cancelled_at IS NULL AND (
     n.{_COUNTS.format("n")} AND {IS_NOT_ABSORBED}
     OR n.status = 'SKIPPED' AND EXISTS (
         SELECT 1 FROM json_each(iif(json_valid(n.dependencies), n.dependencies, '[]')) AS before
-        CROSS JOIN taskmanager_workflow_tasks AS u ON u.workflow_id = w.id AND u.task_index = before.value
+        CROSS JOIN taskmanager_workflow_tasks AS u
+            ON u.workflow_id = w.id AND u.task_index = CAST(before.value AS INTEGER)
         WHERE u.{_COUNTS.format("u")}
     )
 )

@@ -15,6 +15,7 @@ from taskmanager.store.sql.workflow_walk import Walk
 from taskmanager.store.workflow_protocol import Advance
 
 _THESE: Final = "IN (SELECT value FROM json_each(:ids))"
+_THESE_NODES: Final = "IN (SELECT CAST(value AS INTEGER) FROM json_each(:ids))"
 _NODES_OF: Final = """
 SELECT n.id, n.workflow_id FROM json_each(:ids) AS v CROSS JOIN taskmanager_workflow_tasks AS n ON n.task_id = v.value
 WHERE n.status IN ('COMPLETED', 'FAILED', 'SKIPPED')
@@ -26,7 +27,7 @@ _OPEN_NODES: Final = f"""
 UPDATE taskmanager_workflow_tasks
 SET status = :status, is_accepted = 0, result = NULL, error = NULL, sub_workflow_summary = NULL, started_at = NULL,
     completed_at = NULL
-WHERE id {_THESE}
+WHERE id {_THESE_NODES}
 """
 # What stands in one that was cancelled and has not ended stays cancelled with it.
 _OPEN_WORKFLOWS: Final = f"""

@@ -75,7 +75,7 @@ FROM taskmanager_workflow_tasks AS n JOIN taskmanager_workflows AS w ON w.id = n
 _INPUTS: Final = """
 SELECT n.workflow_id, n.task_index, n.node_id, n.status, n.result, n.error FROM json_each(?) AS v
 CROSS JOIN taskmanager_workflow_tasks AS n
-    ON n.workflow_id = json_extract(v.value, '$[0]') AND n.task_index = json_extract(v.value, '$[1]')
+    ON n.workflow_id = json_extract(v.value, '$[0]') AND n.task_index = CAST(json_extract(v.value, '$[1]') AS INTEGER)
 """
 
 

@@ -23,7 +23,8 @@ from taskmanager.store.sql.workflow_ends import IS_OPEN, end_workflows, parent_o
 from taskmanager.store.workflow_protocol import Advance, FreeTask
 
 _THESE: Final = "IN (SELECT value FROM json_each(:ids))"
-_EACH: Final = "json_each(:ids) AS v CROSS JOIN taskmanager_workflow_tasks AS n ON n.id = v.value"
+_THESE_NODES: Final = "n.id IN (SELECT CAST(value AS INTEGER) FROM json_each(:ids))"
+_EACH: Final = "json_each(:ids) AS v CROSS JOIN taskmanager_workflow_tasks AS n ON n.id = CAST(v.value AS INTEGER)"
 _NODES: Final = "taskmanager_workflow_tasks AS n"
 
 _TASK_ENDS: Final = f"""
@@ -39,37 +40,39 @@ WHERE n.id = ? AND {IS_OPEN}
 # Those that depend on these count them now. In a paused workflow they do so when it goes on.
 _TELL: Final = f"""
 UPDATE {_NODES} SET is_passed_on = 1
-WHERE n.id {_THESE} AND n.is_passed_on = 0 AND NOT {IS_OPEN}
+WHERE {_THESE_NODES} AND n.is_passed_on = 0 AND NOT {IS_OPEN}
     AND EXISTS (SELECT 1 FROM taskmanager_workflows AS w WHERE w.id = n.workflow_id AND w.status = 'RUNNING')
 RETURNING id, workflow_id
 """
-_TAKE_BACK: Final = f"UPDATE {_NODES} SET is_passed_on = 0 WHERE n.id {_THESE} AND n.is_passed_on = 1 RETURNING id"
+_TAKE_BACK: Final = f"UPDATE {_NODES} SET is_passed_on = 0 WHERE {_THESE_NODES} AND n.is_passed_on = 1 RETURNING id"
 # Which edges are inputs is said by `is_awaited` in the rules. Counters that somebody has edited must let a task end.
 _COUNT: Final = f"""
 UPDATE {_NODES} SET open = max(0, open - :once * told.ends), completed = max(0, completed + :once * told.good),
     failed = max(0, failed + :once * (told.ends - told.good)), inputs_open = max(0, inputs_open - :once * told.inputs),
     inputs_failed = max(0, inputs_failed + :once * told.lacking)
 FROM (
-    SELECT d.id AS id, sum(e.means & 1) AS ends, sum((e.means & 1) * (n.status = 'COMPLETED')) AS good,
-        sum(e.means & 2 <> 0 OR e.means & 4 <> 0 AND (d.join_type = 'all' OR e.means & 1 = 0)) AS inputs,
-        sum(e.means & 2 <> 0 AND n.status <> 'COMPLETED') AS lacking
+    SELECT d.id AS node, sum(e.means & 1) AS ends, sum(iif(n.status = 'COMPLETED', e.means & 1, 0)) AS good,
+        count(*) FILTER (
+            WHERE e.means & 2 <> 0 OR e.means & 4 <> 0 AND (d.join_type = 'all' OR e.means & 1 = 0)
+        ) AS inputs,
+        count(*) FILTER (WHERE e.means & 2 <> 0 AND n.status <> 'COMPLETED') AS lacking
     FROM {_EACH}
     CROSS JOIN taskmanager_workflow_edges AS e ON e.workflow_id = n.workflow_id AND e.from_index = n.task_index
     CROSS JOIN taskmanager_workflow_tasks AS d ON d.workflow_id = e.workflow_id AND d.task_index = e.to_index
     GROUP BY d.id
 ) AS told
-WHERE n.id = told.id RETURNING id
+WHERE n.id = told.node RETURNING id
 """
 _COUNTERS: Final = f"""
 SELECT n.id, n.sub_workflow_id, n.task_id, n.join_type, n.min_success, n.allow_failed_deps, n.open, n.completed,
     n.failed, n.inputs_open, n.inputs_failed
 FROM {_EACH} JOIN taskmanager_workflows AS w ON w.id = n.workflow_id
-WHERE n.status = :status AND (w.status = 'RUNNING' OR :anywhere)
+WHERE n.status = :status AND (w.status = 'RUNNING' OR :anywhere = 1)
 """
 _END_HELD: Final = pauses.END_WAITING.format(
     these="SELECT value FROM json_each(:ids)", whose=f"claimed_by_worker_id = '{HELD}'"
 )
-_SKIP: Final = f"UPDATE {_NODES} SET status = 'SKIPPED', completed_at = :now WHERE n.id {_THESE}"
+_SKIP: Final = f"UPDATE {_NODES} SET status = 'SKIPPED', completed_at = :now WHERE {_THESE_NODES}"
 _CALLS: Final = f"""
 SELECT n.id, n.workflow_id, n.task_index, n.args, n.kwargs, n.tags, n.delay_us,
     n.task_id IS NULL, n.task_name, n.queue_name, n.priority, n.max_retries, n.task_options
@@ -96,7 +99,7 @@ UPDATE taskmanager_workflows SET status = 'RUNNING', started_at = coalesce(start
 WHERE id {_THESE} AND status = 'PENDING' RETURNING id
 """
 _BEGIN_NODES: Final = f"""
-UPDATE {_NODES} SET status = 'RUNNING', started_at = :now WHERE n.id {_THESE} AND {IS_OPEN} RETURNING sub_workflow_id
+UPDATE {_NODES} SET status = 'RUNNING', started_at = :now WHERE {_THESE_NODES} AND {IS_OPEN} RETURNING sub_workflow_id
 """
 _UNTOLD: Final = f"""
 SELECT n.id FROM json_each(:ids) AS v CROSS JOIN {_NODES} INDEXED BY taskmanager_workflow_tasks_untold
