@@ -3,6 +3,7 @@
 import pytest
 
 from taskmanager.store.postgresql.words import translated
+from taskmanager.store.sql.queries import CARRIES
 
 
 def said(sql: str) -> str:
@@ -150,12 +151,18 @@ def test_words_of_aggregates_give_what_those_of_sqlite_give(sql: str, expected: 
         ("substr(a, -:size), substr(a, 1, 2), substr(a, 3)", "right(a, %(size)s), substr(a, 1, 2), substr(a, 3)"),
         ("printf('%020d', a) || b", "lpad((a)::text, 20, '0') || b"),
         ("json_extract(a, '$.err.message')", "((a)::jsonb #>> '{err,message}')"),
+        ("json_valid(a)", "(jsonb_typeof(taskmanager_json(a)) <> 'string')"),
         ("json_extract(a, '$[0]')", "((a)::jsonb #>> '{0}')"),
     ],
 )
 def test_words_of_functions_are_those_that_do_the_same(sql: str, expected: str) -> None:
     """Of arguments that are calls themselves, each is translated in its place."""
     assert said(sql) == expected
+
+
+def test_words_for_carrying_tags_are_the_operator_of_an_index() -> None:
+    """SQLite compares tag by tag. It is the only condition that is not translated word by word."""
+    assert said(f"a AND {CARRIES} AND b") == "a AND CAST(t.tags AS jsonb) @> CAST(%(tags)s AS jsonb) AND b"
 
 
 def test_words_that_no_rule_knows_stay_as_they_are() -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final, NamedTuple
 
+from taskmanager.store.sql.queries import CARRIES
+
 _TOKEN: Final = re.compile(
     r"""
     (?P<space>(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*)  # comments count as space
@@ -70,8 +72,10 @@ _Found = tuple[str, int] | None
 @cache
 def translated(sql: str) -> str:
     """Return a statement, or a part of one, in the words of PostgreSQL."""
+    # One operator says it, and an index answers that.
+    asked = sql.replace(CARRIES, " CAST(t.tags AS jsonb) @> CAST(:tags AS jsonb) ")
     # In texts too: psycopg looks for placeholders everywhere.
-    tokens = [_Word(found["space"], found["text"]) for found in _TOKEN.finditer(sql.replace("%", "%%"))]
+    tokens = [_Word(found["space"], found["text"]) for found in _TOKEN.finditer(asked.replace("%", "%%"))]
     items, rest = _parsed(tokens, 0)
     assert rest == len(tokens), f"parentheses that do not fit: {sql}"
     return _said(items)
@@ -324,8 +328,9 @@ _FUNCTIONS: Final[dict[str, Callable[..., str | None]]] = {
     "printf": _padded,
     "json_array": lambda *values: f"json_build_array({', '.join(values)})",
     "json_extract": _member,
+    # A function of the schema makes a text in JSON of what is none. No JSON that we ask about is a mere text.
+    "json_valid": lambda text: f"(jsonb_typeof(taskmanager_json({text})) <> 'string')",
 }
-"""How functions are said. `json_valid` is a function of the schema, and true for what `jsonb` takes."""
 _RULES: Final[tuple[Callable[[_Items], _Found], ...]] = (
     _placeholder, _hint, _rowid, _recursion, _is, _pattern, _values_in, _values_of, _table_of_values, _unnamed,
     _packed, _sum, _cast, _function,
