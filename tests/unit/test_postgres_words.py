@@ -162,7 +162,7 @@ def test_words_of_functions_are_those_that_do_the_same(sql: str, expected: str) 
 
 def test_words_for_carrying_tags_are_the_operator_of_an_index() -> None:
     """SQLite compares tag by tag. It is the only condition that is not translated word by word."""
-    assert said(f"a AND {CARRIES} AND b") == "a AND CAST(t.tags AS jsonb) @> CAST(%(tags)s AS jsonb) AND b"
+    assert said(f"a AND {CARRIES} AND b") == "a AND CAST(t.tags AS jsonb) @> taskmanager_json(%(tags)s) AND b"
 
 
 def test_words_that_no_rule_knows_stay_as_they_are() -> None:

@@ -72,8 +72,8 @@ _Found = tuple[str, int] | None
 @cache
 def translated(sql: str) -> str:
     """Return a statement, or a part of one, in the words of PostgreSQL."""
-    # One operator says it, and an index answers that.
-    asked = sql.replace(CARRIES, " CAST(t.tags AS jsonb) @> CAST(:tags AS jsonb) ")
+    # One operator says it, and an index answers that. Tags that no text of the database can hold are those of no task.
+    asked = sql.replace(CARRIES, " CAST(t.tags AS jsonb) @> taskmanager_json(:tags) ")
     # In texts too: psycopg looks for placeholders everywhere.
     tokens = [_Word(found["space"], found["text"]) for found in _TOKEN.finditer(asked.replace("%", "%%"))]
     items, rest = _parsed(tokens, 0)
