@@ -19,7 +19,7 @@ _MAKES: Final = re.compile(
     r"\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:UNIQUE\s+)?(TABLE|INDEX|VIEW|FUNCTION|TRIGGER)\s+"
     r"(?:CONCURRENTLY\s+)?(?:IF\s+NOT\s+EXISTS\s+)?(\w+)"
 )
-_ADDS: Final = re.compile(r"\s*ALTER\s+TABLE\s+(\w+)\s+ADD\s+(CONSTRAINT|COLUMN)\s+(\w+)")
+_ALTERS: Final = re.compile(r"\s*ALTER\s+TABLE\s+(\w+)\s+(ADD|DROP)\s+(CONSTRAINT|COLUMN)\s+(\w+)")
 _DROPS: Final = re.compile(
     r"\s*DROP\s+(TABLE|INDEX|VIEW|FUNCTION|TRIGGER)\s+(?:CONCURRENTLY\s+)?(?:IF\s+EXISTS\s+)?(\w+)"
 )
@@ -114,13 +114,16 @@ def _note(parts: dict[str, Part], statement: str) -> None:
         table = _TABLE_OF.search(bare)
         columns = frozenset(_columns(bare)) if kind == "table" else frozenset()
         parts[name] = Part(kind, name, table[1] if table else name, (statement,), columns)
-    elif added := _ADDS.match(bare):
-        if added[2] == "CONSTRAINT":
-            parts[added[3]] = Part("constraint", added[3], added[1], (statement,))
+    elif altered := _ALTERS.match(bare):
+        table_name, how, kind, name = altered.groups()
+        if kind == "COLUMN":
+            part = parts[table_name]
+            columns = part.columns | {name} if how == "ADD" else part.columns - {name}
+            parts[table_name] = part._replace(statements=(*part.statements, statement), columns=columns)
+        elif how == "ADD":
+            parts[name] = Part("constraint", name, table_name, (statement,))
         else:
-            part = parts[added[1]]
-            more = part.columns | {added[3]}
-            parts[added[1]] = part._replace(statements=(*part.statements, statement), columns=more)
+            del parts[name]
     elif dropped := _DROPS.match(bare):
         for name in [each.name for each in parts.values() if dropped[1] in (each.name, each.table)]:
             del parts[name]

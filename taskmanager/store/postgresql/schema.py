@@ -16,20 +16,20 @@ may be done twice: an index that was left half built is dropped and built again.
 What another program has dropped is made anew, and said.
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final
 
 import psycopg
 from psycopg import errors
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
+from taskmanager.store.postgresql.found import Connection, Found, literal, look, quoted, run, text_of
 from taskmanager.store.postgresql.parts import Migration, Part, least_version, migrations, parts_of, statements
-
-Connection = psycopg.Connection[Any]
 
 LOCK_CLASS: Final = 0x6D696772
 """The first half of the lock of those who migrate; the second is made from the schema's name."""
@@ -47,26 +47,6 @@ _ADD_VERSION: Final = (
     "INSERT INTO taskmanager_schema (version, name, applied_at)"
     " VALUES ({0}, '{1}', (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) ON CONFLICT DO NOTHING"
 )
-_LOOK: Final = """
-WITH ours AS (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = {name})
-SELECT CASE c.relkind WHEN 'r' THEN 'table' WHEN 'p' THEN 'table' WHEN 'v' THEN 'view'
-        WHEN 'i' THEN CASE WHEN i.indisvalid THEN 'index' ELSE 'invalid index' END ELSE 'relation' END,
-    c.relname::text, (
-    SELECT string_agg(a.attname, ' ') FROM pg_catalog.pg_attribute AS a
-    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND c.relkind IN ('r', 'p')
-)
-FROM ours JOIN pg_catalog.pg_class AS c ON c.relnamespace = ours.oid
-LEFT JOIN pg_catalog.pg_index AS i ON i.indexrelid = c.oid
-WHERE starts_with(c.relname, 'taskmanager_') AND c.relkind <> 'S'
-UNION ALL SELECT 'function', p.proname::text, NULL FROM ours JOIN pg_catalog.pg_proc AS p ON p.pronamespace = ours.oid
-WHERE starts_with(p.proname, 'taskmanager_')
-UNION ALL SELECT 'trigger', t.tgname::text, NULL FROM ours JOIN pg_catalog.pg_class AS c ON c.relnamespace = ours.oid
-JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid WHERE starts_with(t.tgname, 'taskmanager_')
-UNION ALL SELECT 'constraint', f.conname::text, NULL FROM ours
-JOIN pg_catalog.pg_constraint AS f ON f.connamespace = ours.oid AND f.contype = 'f'
-WHERE starts_with(f.conname, 'taskmanager_')
-"""
-_VERSIONS: Final = "UNION ALL SELECT 'version', version::text, NULL FROM {schema}.taskmanager_schema"
 _REFERENCES: Final = re.compile(r"FOREIGN\s+KEY\s+\((\w+)\)\s+REFERENCES\s+(\w+)\s+\((\w+)\)")
 _INDEX: Final = re.compile(r"\bINDEX\s+(CONCURRENTLY\s+)?(IF\s+(NOT\s+)?EXISTS\s+)?")
 _REPEATED: Final = (
@@ -100,53 +80,24 @@ _GRANTS: Final = """
 """
 
 
-class _Found(NamedTuple):
-    """What the database has of ours: the kind of each part by its name, columns of tables, and the versions applied."""
-
-    kinds: dict[str, str]
-    columns: dict[str, frozenset[str]]
-    applied: frozenset[int]
-
-    @property
-    def version(self) -> int:
-        return max(self.applied, default=0)
-
-    def missing(self, parts: dict[str, Part]) -> list[Part]:
-        return [part for part in parts.values() if self.kinds.get(part.name, "invalid index") == "invalid index"]
-
-    def changed(self, parts: dict[str, Part]) -> list[str]:
-        """Describe what has a name of ours but is of another kind, and the tables that lack columns of ours."""
-        told = []
-        for part in parts.values():
-            kind = self.kinds.get(part.name, part.kind)
-            if kind not in (part.kind, f"invalid {part.kind}"):
-                told.append(f"{part.name} is not the {part.kind} that it was")
-            elif lost := part.columns - self.columns.get(part.name, part.columns):
-                told.append(f"{part.name} lacks {', '.join(sorted(lost))}")
-        return told
-
-
 def never_dead(_instance_id: str) -> bool:
     """Take every registered instance for a living one. Stands in where nobody can tell."""
     return False
 
 
-def quoted(name: str) -> str:
-    """Return a name as SQL spells it."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 def _lock(schema: str) -> str:
-    return f"{LOCK_CLASS}, hashtext({_literal(schema)})"
+    return f"{LOCK_CLASS}, hashtext({literal(schema)})"
+
+
+def channel_of(queue_name: str) -> str:
+    """Return the channel on which a new task of this queue is told, if it was not the library that wrote it."""
+    name = queue_name.encode()
+    return "task_queue_" + (queue_name if len(name) <= 52 else hashlib.sha256(name).hexdigest()[:32])
 
 
 def version(connection: Connection, schema: str) -> int:
     """Return the number of the last step applied to this schema, 0 for none."""
-    return _look(connection, schema).version
+    return look(connection, schema).version
 
 
 def migrate(
@@ -159,17 +110,17 @@ def migrate(
     program has changed what is ours, or if a living instance uses what a step takes away; `StoreUnavailable` if others
     have kept us waiting for too long.
     """
-    _Migrator(connection, schema, shown or f"schema {schema}", is_dead).run()
+    _Migrator(connection, schema, shown or f"schema {schema}", is_dead).bring()
 
 
 def check_version(connection: Connection, schema: str, *, shown: str | None = None) -> None:
     """Raise `StoreError` unless the schema has all tables and indexes of this version. This is for readers."""
-    place, found, steps = shown or f"schema {schema}", _look(connection, schema), migrations()
+    place, found, steps = shown or f"schema {schema}", look(connection, schema), migrations()
     least = least_version(steps)
     _refuse_unknown(found, steps, place)
     if not found.kinds:
         raise StoreError(f"{place} has no tasks; give the address of the schema that the application writes")
-    if found.version < least and not _versions_are_lost(found, steps):
+    if max(found.version, found.real_version(steps)) < least:
         raise StoreError(
             f"{place} has schema version {found.version}, this version of taskmanager needs {least}; "
             "start the application with this version once, it migrates the schema"
@@ -205,50 +156,19 @@ def script(schema: str) -> str:
     return "".join(text) + _GRANTS.format(schema=name)
 
 
-def _look(connection: Connection, schema: str) -> _Found:
-    look = _LOOK.format(name=_literal(schema))
-    try:
-        rows = _run(connection, look + _VERSIONS.format(schema=quoted(schema))).fetchall()
-    except (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedColumn):
-        rows = _run(connection, look).fetchall()
-    except errors.InsufficientPrivilege as exc:
-        raise StoreError(
-            f"the schema {schema} cannot be read ({_text(exc)}); `taskmanager migrate --sql` shows the rights that the "
-            "application's role needs"
-        ) from exc
-    kinds = {name: kind for kind, name, _ in rows if kind != "version"}
-    columns = {name: frozenset(names.split()) for kind, name, names in rows if kind == "table" and names}
-    return _Found(kinds, columns, frozenset(int(name) for kind, name, _ in rows if kind == "version"))
-
-
-def _refuse_unknown(found: _Found, steps: Sequence[Migration], place: str) -> None:
+def _refuse_unknown(found: Found, steps: Sequence[Migration], place: str) -> None:
     """Raise `StoreError` for what a newer version has made, and for what another program has changed."""
     if found.version > steps[-1].version:
         raise StoreError(
             f"{place} has schema version {found.version}, this version of taskmanager knows {steps[-1].version}; "
             "upgrade taskmanager, or use another schema"
         )
-    known = [step for step in steps if step.version <= _real_version(found, steps)]
+    known = [step for step in steps if step.version <= found.real_version(steps)]
     if changed := found.changed(parts_of(known)):
         raise StoreError(
             f"{place} cannot be used: another program has changed what belongs to taskmanager, {'; '.join(changed)}. "
             "Restore a backup; or rename or drop that, and the next start makes it anew, without what it held"
         )
-
-
-def _real_version(found: _Found, steps: Sequence[Migration]) -> int:
-    """Return the true version, also if `taskmanager_schema` has lost rows: the last step of which a part is there."""
-    parts = parts_of(steps)
-    for step in reversed(steps):
-        if step.version <= found.version:
-            break
-        if any(name in parts and found.kinds.get(name) == parts[name].kind for name in parts_of([step])):
-            return step.version
-    return found.version
-
-
-def _versions_are_lost(found: _Found, steps: Sequence[Migration]) -> bool:
-    return _real_version(found, steps) >= least_version(steps)
 
 
 class _Migrator:
@@ -261,7 +181,8 @@ class _Migrator:
         self._is_dead = is_dead
         self._steps = migrations()
 
-    def run(self) -> None:
+    def bring(self) -> None:
+        """Do what is to do."""
         found = self._look()
         if not self._pending(found) and not found.missing(parts_of(self._steps)):
             return
@@ -272,8 +193,8 @@ class _Migrator:
         except errors.InsufficientPrivilege as exc:
             self._explain(exc)
 
-    def _look(self) -> _Found:
-        found = _look(self._connection, self._schema)
+    def _look(self) -> Found:
+        found = look(self._connection, self._schema)
         _refuse_unknown(found, self._steps, self._place)
         return found
 
@@ -285,18 +206,18 @@ class _Migrator:
             except _REPEATED as exc:
                 if number == ATTEMPTS - 1:
                     raise StoreUnavailable(
-                        f"{self._place} cannot be migrated now ({_text(exc)}): others have held locks for "
+                        f"{self._place} cannot be migrated now ({text_of(exc)}): others have held locks for "
                         f"{ATTEMPTS} s; end the transactions that are open (pg_stat_activity), then start again"
                     ) from exc
 
     @contextmanager
-    def _alone(self) -> Iterator[_Found]:
+    def _alone(self) -> Iterator[Found]:
         """Open a transaction in which nobody else migrates this schema."""
         with self._connection.transaction():
             self._run("SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeout = 0")
             self._run("SET LOCAL client_min_messages = 'warning'")
             self._run(f"SELECT pg_advisory_xact_lock({_lock(self._schema)})")
-            if not self._run(f"SELECT 1 FROM pg_namespace WHERE nspname = {_literal(self._schema)}").fetchone():
+            if not self._run(f"SELECT 1 FROM pg_namespace WHERE nspname = {literal(self._schema)}").fetchone():
                 self._run(f"CREATE SCHEMA {quoted(self._schema)}")
             self._run(f"SET LOCAL search_path = {quoted(self._schema)}")
             self._run(_CREATE_VERSIONS)
@@ -313,9 +234,9 @@ class _Migrator:
                     self._run(statement)
             self._run(_ADD_VERSION.format(step.version, step.name))
 
-    def _pending(self, found: _Found) -> list[Migration]:
+    def _pending(self, found: Found) -> list[Migration]:
         """Return the steps to apply now. Raise `StoreError` if that would harm somebody."""
-        real = _real_version(found, self._steps)
+        real = found.real_version(self._steps)
         pending = [step for step in self._steps if step.version not in found.applied]
         harmful = [step for step in pending if step.takes_away and step.version > real]
         living = self._living(found) if harmful and found.applied else []
@@ -328,7 +249,7 @@ class _Migrator:
             )
         return [step for step in pending if not step.can_wait]
 
-    def _living(self, found: _Found) -> list[str]:
+    def _living(self, found: Found) -> list[str]:
         """Describe the instances that use the schema."""
         if "taskmanager_instances" not in found.kinds:
             return []
@@ -348,12 +269,12 @@ class _Migrator:
                 "%s: a right is missing to change the schema (%s); a DBA should run what `taskmanager migrate --sql` "
                 "prints. All that the library itself needs is there",
                 self._place,
-                _text(exc),
+                text_of(exc),
             )
             return
         raise StoreError(
             f"{self._place} has schema version {found.version}, this version of taskmanager needs "
-            f"{least_version(self._steps)}, and a right is missing to change it ({_text(exc)}); let a DBA run what "
+            f"{least_version(self._steps)}, and a right is missing to change it ({text_of(exc)}); let a DBA run what "
             "`taskmanager migrate --sql` prints, or grant CREATE"
         ) from exc
 
@@ -362,7 +283,7 @@ class _Migrator:
     def _make_whole(self) -> None:
         """Make anew what the schema lacks of its version. Leave one alone that has nothing of ours."""
         found = self._look()
-        real = _real_version(found, self._steps)
+        real = found.real_version(self._steps)
         steps = [step for step in self._steps if step.version <= real]
         missing = found.missing(parts_of(steps))
         if not missing and steps == [step for step in steps if step.version in found.applied or step.can_wait]:
@@ -435,12 +356,4 @@ class _Migrator:
             self._run("RESET lock_timeout; RESET statement_timeout")
 
     def _run(self, sql: str) -> "psycopg.Cursor[Any]":
-        return _run(self._connection, sql)
-
-
-def _run(connection: Connection, sql: str) -> "psycopg.Cursor[Any]":
-    return connection.execute(cast("Any", sql))
-
-
-def _text(error: Exception) -> str:
-    return " ".join(str(error).split())
+        return run(self._connection, sql)
