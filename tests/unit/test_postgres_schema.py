@@ -158,7 +158,7 @@ def test_rows_that_contradict_themselves_are_refused(user: Connection, change: s
         user.execute(f"UPDATE taskmanager_tasks SET {change}".encode())
 
 
-def test_what_belongs_to_a_task_goes_with_it(user: Connection) -> None:
+def test_records_of_a_task_go_with_it(user: Connection) -> None:
     """As in the file."""
     insert(user)
     user.execute(
