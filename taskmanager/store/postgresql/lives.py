@@ -1,0 +1,115 @@
+"""Who is dead, judged by what one unbroken session has seen of the locks and heartbeats of others.
+
+A free lock alone proves nothing: a restart, a failover or an idle cull frees all locks while every instance lives. One
+that has lost its lock beats every second until it holds the lock again. So death is a lock that stayed free through the
+whole grace while its owner was silent.
+
+Time counts only where it was observed. A look that comes late, because this process was stopped or the server did not
+answer, adds `MAX_STEP_S` at most: whatever stopped us may have stopped the owner as well.
+"""
+
+import hashlib
+import threading
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from taskmanager.model.dataclass import dataclass
+
+MIN_GRACE_S: Final = 10.0
+"""A living instance needs less than this to take its lock again, or to write a heartbeat by another connection."""
+MAX_STEP_S: Final = 2.0
+"""What one look adds to the observed time at most, twice the usual pause between two."""
+LAST_ID: Final = 2**63 - 1
+FORGET_S: Final = 3 * 3600.0
+"""An instance that nobody has asked about for so long is not observed any more."""
+
+
+def lock_number(instance_id: str) -> int:
+    """Return the second number of an instance's lock, an int4 that every process makes of the same id."""
+    return int.from_bytes(hashlib.sha256(instance_id.encode("utf-8", "replace")).digest()[:4], "big", signed=True)
+
+
+@dataclass(slots=True)
+class _Observed:
+    """One instance. `silent_since_s` is None while it shows life, and before the first look at it."""
+
+    number: int
+    asked_s: float
+    silent_since_s: float | None = None
+
+
+class Lives:
+    """What is known of the instances that were asked about. Any thread may ask, and no answer waits for a server."""
+
+    def __init__(self, grace_s: float = MIN_GRACE_S) -> None:
+        self._grace_s = max(grace_s, MIN_GRACE_S)
+        self._lock = threading.Lock()
+        self._observed: dict[str, _Observed] = {}
+        self._observed_s = 0.0
+        self._looked_at_s: float | None = None
+        """When the last look of this session was; None before the first one."""
+
+    def __repr__(self) -> str:
+        silent = sum(each.silent_since_s is not None for each in self._observed.values())
+        return f"<Lives {len(self._observed)} observed, {silent} silent>"
+
+    def begin(self) -> None:
+        """Begin anew: the session was lost, and with it all that it has seen."""
+        with self._lock:
+            self._looked_at_s = None
+            for each in self._observed.values():
+                each.silent_since_s = None
+
+    def look(self, now_s: float, held: Collection[int], beating: Collection[str]) -> bool:
+        """Take note of the numbers that are locked, and of who has beaten since the last look.
+
+        Return whether a grace has ended, so that somebody is dead who was not at the last look.
+        """
+        with self._lock:
+            before_s = self._observed_s
+            if self._looked_at_s is not None:
+                self._observed_s += min(max(now_s - self._looked_at_s, 0.0), MAX_STEP_S)
+            self._looked_at_s = now_s
+            has_died = False
+            for instance_id, each in list(self._observed.items()):
+                if each.number in held:
+                    each.silent_since_s = None
+                elif each.silent_since_s is None or instance_id in beating:
+                    each.silent_since_s = self._observed_s
+                elif before_s - each.silent_since_s < self._grace_s <= self._observed_s - each.silent_since_s:
+                    has_died = True
+                if self._observed_s - each.asked_s > FORGET_S:
+                    del self._observed[instance_id]
+            return has_died
+
+    def is_dead(self, instance_id: str) -> bool:
+        """Return whether its lock was free and its heart silent for the whole grace.
+
+        The first question begins the observation. One that started a moment ago holds a lock that no look has seen.
+        """
+        with self._lock:
+            each = self._observed.get(instance_id)
+            if each is None:
+                self._observed[instance_id] = _Observed(lock_number(instance_id), self._observed_s)
+                return False
+            each.asked_s = self._observed_s
+            since_s = each.silent_since_s
+            return since_s is not None and self._observed_s - since_s >= self._grace_s
+
+
+class Beats:
+    """Finds out whose heartbeats are new, by the ids of their rows. The clocks of their hosts do not matter."""
+
+    def __init__(self) -> None:
+        self._latest: Mapping[str, int] = {}
+        self.newest_id = LAST_ID
+        """The newest id in the table at the last look."""
+
+    def look(self, latest: Mapping[str, int], newest_id: int) -> frozenset[str]:
+        """Return the senders of new beats. `latest` has the newest id of each sender among the rows that were read.
+
+        `newest_id` is that of the table. It is smaller than before where the table was emptied.
+        """
+        moved = frozenset(sender for sender, row_id in latest.items() if row_id != self._latest.get(sender))
+        self._latest, self.newest_id = latest, newest_id
+        return moved

@@ -1,0 +1,112 @@
+"""What is said between instances after a commit: channels, payloads, and what waits to be said.
+
+A transaction that calls NOTIFY takes one lock for the whole cluster at its commit, and keeps it until the commit is on
+disk and on the standby. So no transaction that writes rows calls it. The session of the watch does, in transactions of
+its own which wait for no disk. A notice that is lost costs a poll.
+"""
+
+import hashlib
+import json
+import threading
+from collections.abc import Collection
+from typing import Any, Final, NamedTuple
+
+MAX_PAYLOAD_BYTES: Final = 7_900
+"""PostgreSQL refuses a payload of 8,000 bytes."""
+MAX_IDS: Final = 180
+"""So many ids of a usual length fit. More are not kept either."""
+MAX_CHANNEL_BYTES: Final = 63
+_PREFIX: Final = "taskmanager_"
+ROW_CHANNELS: Final = ("task_new", "task_done")
+"""Where the trigger tells of rows that were written by other programs."""
+
+
+def channel_of(schema: str) -> str:
+    """Return the channel of the library's own notices in this schema; hashed where the name is too long for one."""
+    name = _PREFIX + schema
+    if len(name.encode()) <= MAX_CHANNEL_BYTES:
+        return name
+    return _PREFIX + hashlib.sha256(schema.encode()).hexdigest()[:32]
+
+
+def is_of(schema: str, payload: str) -> bool:
+    """Return whether a notice is about this schema. Channels are those of the whole database.
+
+    One that cannot be read may be: then it costs a look.
+    """
+    try:
+        said = json.loads(payload)
+    except ValueError:
+        return True
+    return not isinstance(said, dict) or said.get("schema", schema) == schema
+
+
+class Notices:
+    """What is to be said next. Many commits become one notice, with their ids as long as they fit."""
+
+    def __init__(self, schema: str) -> None:
+        self._schema = schema
+        self._lock = threading.Lock()
+        self._ids: dict[str, dict[str, None]] = {}
+        self._count = 0
+        self._is_many = False
+
+    def __bool__(self) -> bool:
+        return self._is_many or self._count > 0
+
+    def add(self, task_ids: Collection[str], what: str) -> bool:
+        """Add the ids of one commit. Return whether nothing waited before."""
+        with self._lock:
+            is_first = not self
+            self._count += len(task_ids)
+            if self._count > MAX_IDS:
+                self._is_many = True
+                self._ids.clear()
+            elif not self._is_many:
+                self._ids.setdefault(what, {}).update(dict.fromkeys(task_ids))
+            return is_first and bool(self)
+
+    def take(self) -> str:
+        """Return the payload for all that waits, which does not wait any more."""
+        with self._lock:
+            ids, self._ids = self._ids, {}
+            is_many, self._is_many = self._is_many, False
+            self._count = 0
+        if not is_many:
+            said = self._payload({what: list(some) for what, some in ids.items()})
+            if len(said.encode()) <= MAX_PAYLOAD_BYTES:
+                return said
+        return self._payload({"many": True})
+
+    def _payload(self, said: dict[str, Any]) -> str:
+        return json.dumps({"schema": self._schema, **said}, separators=(",", ":"), ensure_ascii=False)
+
+
+class QueueState(NamedTuple):
+    """The server's queue of notifications, from 0 to 1, and the session that may keep it from being emptied.
+
+    A session that listens reads nothing while it is in a transaction. The server does not say who listens, so it is
+    the one that has been in a transaction for the longest time: its process, name, and seconds. None where none is.
+    """
+
+    usage: float
+    pid: int | None
+    application_name: str | None
+    open_s: float | None
+
+
+QUEUE_STATE: Final = """
+    SELECT pg_notification_queue_usage(), oldest.pid, oldest.application_name,
+        extract(epoch FROM clock_timestamp() - oldest.xact_start)::float8
+    FROM (SELECT 1) AS one LEFT JOIN LATERAL (
+        SELECT pid, application_name, xact_start FROM pg_stat_activity
+        WHERE datname = current_database() AND backend_type = 'client backend' AND xact_start IS NOT NULL
+            AND pid <> pg_backend_pid()
+        ORDER BY xact_start LIMIT 1
+    ) AS oldest ON true
+"""
+
+
+def queue_state(connection: Any) -> QueueState:
+    """Ask a connection, ours or psycopg's, for the state of the queue."""
+    return QueueState(*connection.execute(QUEUE_STATE).fetchone())

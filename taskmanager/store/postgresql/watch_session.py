@@ -1,0 +1,167 @@
+"""The session of the watch: what it asks the server, and what the server tells it."""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from taskmanager.store.postgresql.notices import ROW_CHANNELS, channel_of, is_of
+
+_SETTINGS: Final[Mapping[str, str]] = {
+    "synchronous_commit": "off",  # nobody needs a notice to be on disk or on a standby
+    "lock_timeout": "1s",  # no migration may keep the watch from looking
+    "statement_timeout": "10s",
+    "idle_session_timeout": "0",  # since PostgreSQL 14
+    "jit": "off",
+    # The server's side of the connection: it lets go of the lock within 17 s when our host has vanished.
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "3",
+    "tcp_keepalives_count": "4",
+    "tcp_user_timeout": "15000",
+}
+_SET: Final = """
+    SELECT set_config(key, value, false) FROM json_each_text(%s::json)
+    WHERE key IN (SELECT name FROM pg_settings)
+"""
+_PLACE: Final = "SELECT pg_backend_pid(), pg_is_in_recovery(), to_regnamespace(%s)::oid::bigint"
+# A heartbeat may be committed after others with greater ids, so the last ones are read again.
+_LOOK: Final = """
+    SELECT to_regnamespace({name})::oid::bigint,
+        ARRAY(
+            SELECT objid::bigint FROM pg_locks
+            WHERE locktype = 'advisory' AND objsubid = 2 AND granted AND classid::bigint = %(schema_oid)s
+                AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        ),
+        (SELECT coalesce(max(id), 0) FROM {table}),
+        ARRAY(
+            SELECT json_build_array(sender_id, max(id)) FROM {table}
+            WHERE id > least(%(newest_id)s, (SELECT coalesce(max(id), 0) FROM {table})) - 200
+            GROUP BY sender_id
+        )
+"""
+
+
+class Seen(NamedTuple):
+    """What one look has found: the numbers that are locked, the newest heartbeat, and the latest ones by sender."""
+
+    held: frozenset[int]
+    newest_id: int
+    latest: Mapping[str, int]
+
+
+class WatchSession:
+    """One connection, made and used in the thread of the watch. Every call raises `psycopg.Error`."""
+
+    def __init__(self, conninfo: str, schema: str) -> None:
+        self._schema = schema
+        self._name = '"' + schema.replace('"', '""') + '"'
+        self._look = sql.SQL(_LOOK).format(
+            name=sql.Literal(self._name), table=sql.Identifier(schema, "taskmanager_heartbeats")
+        )
+        self._heard_count = 0
+        self._ending = threading.Lock()
+        """Held while its descriptor is closed, or used by another thread."""
+        self._raw: psycopg.Connection[tuple[Any, ...]] = psycopg.connect(conninfo, autocommit=True, prepare_threshold=3)
+        try:
+            self._pid, self._schema_oid = self._find_place()
+            # A pooler gives numbers of its own for those of the server's processes.
+            self.is_pooled = self._pid != self._raw.info.backend_pid
+            if not self.is_pooled:
+                self._listen()
+        except BaseException:
+            self.close()
+            raise
+
+    def _find_place(self) -> tuple[int, int]:
+        found = self._raw.execute(_PLACE, (self._name,)).fetchone()
+        assert found is not None
+        pid, is_standby, schema_oid = found
+        if is_standby:
+            raise psycopg.OperationalError("the server is a standby")
+        if schema_oid is None:
+            raise psycopg.OperationalError(f"there is no schema {self._schema}")
+        return pid, schema_oid
+
+    def _listen(self) -> None:
+        self._raw.add_notify_handler(lambda notice: self._hear(notice.pid, notice.payload))
+        self._raw.execute(_SET, (json.dumps(_SETTINGS),))
+        for channel in (channel_of(self._schema), *ROW_CHANNELS):
+            self._raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+
+    def fileno(self) -> int:
+        """Return the descriptor of its socket."""
+        return self._raw.fileno()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was lost or closed."""
+        return bool(self._raw.closed)
+
+    def take_lock(self, number: int) -> bool:
+        """Take the lock of this number in the schema, for the life of the session. False: another session has it."""
+        asked = (_signed(self._schema_oid), number)
+        found = self._raw.execute("SELECT pg_try_advisory_lock(%s::int4, %s::int4)", asked).fetchone()
+        return found is not None and bool(found[0])
+
+    def look(self, newest_id: int) -> Seen:
+        """Look who holds a lock, and who has written heartbeats after `newest_id` or shortly before it."""
+        asked = {"schema_oid": self._schema_oid, "newest_id": newest_id}
+        found = self._raw.execute(self._look, asked).fetchone()
+        assert found is not None
+        schema_oid, held, last_id, latest = found
+        if schema_oid != self._schema_oid:
+            self.close()
+            raise psycopg.OperationalError(f"the schema {self._schema} was dropped or made anew")
+        return Seen(frozenset(map(_signed, held)), last_id, dict(latest))
+
+    def say(self, payload: str) -> None:
+        """Send a notice, in a transaction of its own."""
+        self._raw.execute("SELECT pg_notify(%s, %s)", (channel_of(self._schema), payload))
+
+    def receive(self) -> None:
+        """Read what has come in, without waiting for more."""
+        inside = self._raw.pgconn
+        inside.consume_input()
+        while notice := inside.notifies():
+            self._hear(notice.be_pid, notice.extra.decode("utf-8", "replace"))
+
+    def _hear(self, pid: int, payload: str) -> None:
+        if pid != self._pid and is_of(self._schema, payload):
+            self._heard_count += 1
+
+    def take_heard(self) -> int:
+        """Return how many notices of others have come in since the last call."""
+        heard, self._heard_count = self._heard_count, 0
+        return heard
+
+    def cut_off(self) -> None:
+        """End it from another thread, also while its own waits for the server."""
+        with (
+            self._ending,
+            suppress(OSError, psycopg.Error),
+            socket.socket(fileno=os.dup(self._raw.fileno())) as other,
+        ):
+            other.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End it."""
+        with self._ending:
+            self._raw.close()
+
+    def close_inherited(self) -> None:
+        """Close the socket without a word to the server: a forked child would keep its dead parent alive."""
+        with suppress(OSError, psycopg.Error):
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, self._raw.fileno(), inheritable=False)
+            os.close(nothing)
+
+
+def _signed(oid: int) -> int:
+    """Return an oid, or a part of a lock, as the int4 with the same bits."""
+    return oid - (1 << 32) if oid >= 1 << 31 else oid
