@@ -109,6 +109,11 @@ def until_it_holds(*watches: Watch) -> None:
     wait_for(lambda: not any(each.must_beat for each in watches), lambda: repr(watches))
 
 
+def until_it_was_lost(watch: Watch, before: int = 0) -> None:
+    """Wait until it has noticed that its session is gone, once more than before."""
+    wait_for(lambda: watch.lost_count > before, lambda: repr(watch))
+
+
 def waits_for(descriptor: int, within_s: float = PATIENCE_S) -> bool:
     """Whether it can be read within so many seconds."""
     with selectors.DefaultSelector() as selector:
@@ -169,12 +174,14 @@ async def test_watch_sees_heartbeats_after_the_table_was_emptied(cluster: Cluste
 async def test_watch_judges_nobody_when_every_session_is_terminated(cluster: Cluster, watch_of: Make) -> None:
     one, two = await watch_of("one"), await watch_of("two")
     assert not is_dead_after(one, "two", GRACE_S - 1)
-    for count in range(1, 4):
+    while one.lost_count < 3:
+        before = one.lost_count, two.lost_count
         cluster.psql(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
         )
-        wait_for(lambda: min(one.lost_count, two.lost_count) == count, lambda: repr((one, two)))  # noqa: B023
+        until_it_was_lost(one, before[0])
+        until_it_was_lost(two, before[1])
         until_it_holds(one, two)
         assert not is_dead_after(one, "two", GRACE_S - 1)
         assert not is_dead_after(two, "one", GRACE_S - 1)
@@ -203,7 +210,7 @@ async def test_watch_begins_the_grace_anew_with_its_own_session(cluster: Cluster
     one = await watch_of("one")
     assert not is_dead_after(one, "two", GRACE_S - 1)
     one.begin_anew()
-    wait_for(lambda: one.lost_count == 1, lambda: repr(one))
+    until_it_was_lost(one)
     until_it_holds(one)
     assert not is_dead_after(one, "two", GRACE_S - 1)
     assert is_dead_after(one, "two", 1)
@@ -300,12 +307,12 @@ async def test_notices_of_other_schemas_are_ignored(cluster: Cluster, schema: st
         before = one.mark()
         two.tell(["task"], "new")
         look(two)
-        cluster.psql(f"""SELECT pg_notify('task_new', '{{"schema": "{other}", "id": "task"}}')""")
+        cluster.psql(f"SELECT pg_notify('task_new', '{other}:task')")
         look(one)
         assert one.mark() == before
         descriptor = one.watch()
         assert descriptor is not None
-        cluster.psql(f"""SELECT pg_notify('task_done', '{{"schema": "{schema}", "id": "task"}}')""")
+        cluster.psql(f"SELECT pg_notify('task_done', '{schema}:task')")
         assert waits_for(descriptor)
         assert one.mark() == before + 1
     finally:
@@ -377,7 +384,7 @@ async def test_watch_begins_anew_when_its_schema_is_made_anew(cluster: Cluster, 
     cluster.psql(f"DROP SCHEMA {schema} CASCADE")
     cluster.psql(HEARTBEATS.format(schema=schema))
     one.look_soon()
-    wait_for(lambda: one.lost_count == 1, lambda: repr(one))
+    until_it_was_lost(one)
     until_it_holds(one)
     [(oid,)] = cluster.psql(f"SELECT to_regnamespace('{schema}')::oid")
     assert cluster.psql("SELECT classid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2") == [(oid,)]

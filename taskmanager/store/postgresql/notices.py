@@ -30,15 +30,11 @@ def channel_of(schema: str) -> str:
 
 
 def is_of(schema: str, payload: str) -> bool:
-    """Return whether a notice is about this schema. Channels are those of the whole database.
+    """Return whether a notice is about this schema, `<schema>:<what>`. Channels are those of the whole database.
 
-    One that cannot be read may be: then it costs a look.
+    One that names no schema was sent by hand, and costs a look.
     """
-    try:
-        said = json.loads(payload)
-    except ValueError:
-        return True
-    return not isinstance(said, dict) or said.get("schema", schema) == schema
+    return payload.startswith(f"{schema}:") or ":" not in payload
 
 
 class Notices:
@@ -79,7 +75,7 @@ class Notices:
         return self._payload({"many": True})
 
     def _payload(self, said: dict[str, Any]) -> str:
-        return json.dumps({"schema": self._schema, **said}, separators=(",", ":"), ensure_ascii=False)
+        return f"{self._schema}:{json.dumps(said, separators=(',', ':'), ensure_ascii=False)}"
 
 
 class QueueState(NamedTuple):
