@@ -30,7 +30,8 @@ _SET: Final = """
     WHERE key IN (SELECT name FROM pg_settings)
 """
 _PLACE: Final = "SELECT pg_backend_pid(), pg_is_in_recovery(), to_regnamespace(%s)::oid::bigint"
-# A heartbeat may be committed after others with greater ids, so the last ones are read again.
+# A heartbeat may be committed after others with greater ids, so the last ones are read again. Without the LIMIT the
+# planner takes them for a third of the table, and reads all of it.
 _LOOK: Final = """
     SELECT to_regnamespace({name})::oid::bigint,
         ARRAY(
@@ -40,9 +41,11 @@ _LOOK: Final = """
         ),
         (SELECT coalesce(max(id), 0) FROM {table}),
         ARRAY(
-            SELECT json_build_array(sender_id, max(id)) FROM {table}
-            WHERE id > least(%(newest_id)s, (SELECT coalesce(max(id), 0) FROM {table})) - 200
-            GROUP BY sender_id
+            SELECT json_build_array(sender_id, max(id)) FROM (
+                SELECT sender_id, id FROM {table}
+                WHERE id > least(%(newest_id)s, (SELECT coalesce(max(id), 0) FROM {table})) - 200
+                ORDER BY id DESC LIMIT 2000
+            ) AS late GROUP BY sender_id
         )
 """
 
