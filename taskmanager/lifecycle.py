@@ -147,6 +147,7 @@ class Lifecycle:
 
     async def _open(self) -> None:
         await cancelled_once(self._store.open())  # or what it closes then stays open behind the start
+        self._wall_clock.go_by(self._store.clock_offset_us, is_first=True)
         if self._presence is not None:
             await self._presence.take()
         await self._patiently(self._register)

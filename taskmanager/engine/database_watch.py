@@ -39,6 +39,7 @@ class DatabaseWatch:
         lost: Callable[[LiveTask, TaskRow], None],
     ) -> None:
         self._store, self._clock, self._live = engine.store, engine.clock, engine.live
+        self._wall_clock = engine.wall_clock
         self._dispatcher, self._writer = engine.dispatcher, engine.writer
         self._life = engine.life
         self._on_made_anew = on_made_anew
@@ -76,6 +77,7 @@ class DatabaseWatch:
     async def _look(self) -> None:
         try:
             found = await self._store.look_after()
+            self._wall_clock.go_by(self._store.clock_offset_us)
             if found.is_lost:
                 await self._reopen(found)
             elif found is Whereabouts.DAMAGED:

@@ -18,7 +18,8 @@ from typing import Final
 
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.phases import DELAYED
-from taskmanager.model.clock import SECOND_US, Clock
+from taskmanager.model.clock import SECOND_US, Clock, SystemClock
+from taskmanager.model.ids import set_ids_ahead
 from taskmanager.model.logger import logger
 from taskmanager.rules.ready import DelayedQueue
 
@@ -124,6 +125,20 @@ class WatchedClock:
                 HOLD_S,
             )
         return now_us
+
+    def go_by(self, ahead_us: int, *, is_first: bool = False) -> None:
+        """Go by the clock of the database, which is so far ahead of that of this machine.
+
+        At the `is_first` call of a start any difference is no step. Later a large one is: a clock was stepped. A clock
+        that is not the machine's own, as in a test, is right already.
+        """
+        clock = self._clock
+        if type(clock) is not SystemClock or clock.ahead_us == ahead_us:
+            return
+        by_us, clock.ahead_us = ahead_us - clock.ahead_us, ahead_us
+        set_ids_ahead(ahead_us)
+        if is_first or abs(by_us) < STEP_US:
+            self._offset_us += by_us
 
     def note_last_use(self, stamp_us: int) -> None:
         """Note the newest stamp in the file up to now, before this start has written to it; 0 if there is none.

@@ -17,18 +17,19 @@ class _Sequence:
     It has no lock, which would cost a third of the id: each step is one call that the interpreter does not interrupt.
     """
 
-    __slots__ = ("_count", "_process", "_stamp")
+    __slots__ = ("_count", "_process", "_stamp", "ahead_ms")
 
     def __init__(self) -> None:
         seed = int.from_bytes(os.urandom(10), "big")
         self._process = "7%03x-%04x-" % ((seed >> 48) & 0xFFF, 0x8000 | ((seed >> 60) & 0x3FFF))
         # The top bit stays clear, so that counting up never reaches a 13th digit.
         self._count = count(seed & 0x7FFFFFFFFFFF).__next__
+        self.ahead_ms = 0
         self._stamp = 0, ""
         """A millisecond, and how the ids of it begin."""
 
     def next(self) -> str:
-        ms = time_ns() // 1_000_000
+        ms = time_ns() // 1_000_000 + self.ahead_ms
         latest, prefix = self._stamp
         if ms > latest:  # else a clock that was stepped back would put new ids before older ones
             prefix = f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-{self._process}"
@@ -42,6 +43,14 @@ _sequence = _Sequence()
 def new_task_id() -> str:
     """Return a UUIDv7 of 36 characters, greater than every id that this process made before. Safe from any thread."""
     return _sequence.next()
+
+
+def set_ids_ahead(ahead_us: int) -> None:
+    """Let new ids tell the time of a clock that is so far ahead of that of this machine: the one of the database.
+
+    It holds for all ids of this process. Those that were made before stay smaller, also if that clock is behind.
+    """
+    _sequence.ahead_ms = ahead_us // 1_000
 
 
 def keyed_task_id(task_name: str, key: str) -> str:

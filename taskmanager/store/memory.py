@@ -102,6 +102,7 @@ class MemoryStore(Verbs):
         return report
 
     works_in_thread = False
+    clock_offset_us = 0
 
     def begin_commit(
         self, writes: Sequence[Write], loop: asyncio.AbstractEventLoop

@@ -35,6 +35,14 @@ class WatchedStore(Protocol):
         """
         ...
 
+    @property
+    def clock_offset_us(self) -> int:
+        """How far the clock of the database is ahead of that of this machine; 0 where both are the same.
+
+        Known once the store is open. It may be measured again, and change a little, at any time.
+        """
+        ...
+
     async def changes(self) -> int:
         """Return a number that differs after others have committed; own commits do not change it.
 

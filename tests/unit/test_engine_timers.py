@@ -14,7 +14,8 @@ from taskmanager import Snooze, TaskExpired, TaskManager, current_task
 from taskmanager.duties.retention import Retention
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.timers import BEAT_S, HOLD_S, StallWatch, WatchedClock
-from taskmanager.model.clock import to_us
+from taskmanager.model import ids
+from taskmanager.model.clock import HOUR_US, SECOND_US, SystemClock, to_us
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Beat, InstanceRow
@@ -103,6 +104,23 @@ def test_a_process_stopped_between_the_two_clocks_saw_no_step() -> None:
     clock.freeze_s = 3_600.0
     wall_clock.now_us()
     assert wall_clock.step_count == 0
+
+
+def test_the_clock_of_the_database_is_gone_by_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts may be hours apart, and that is no step; only a clock that jumps later is one."""
+    monkeypatch.setattr(ids, "_sequence", ids._Sequence())
+    machine, clock = SystemClock(), SystemClock()
+    wall_clock = WatchedClock(clock)
+    before = ids.new_task_id()
+    for ahead_us, is_first, steps in ((-HOUR_US, True, 0), (-HOUR_US + SECOND_US // 2, False, 0), (HOUR_US, False, 1)):
+        wall_clock.go_by(ahead_us, is_first=is_first)
+        assert abs(wall_clock.now_us() - machine.now_us() - ahead_us) < 60 * SECOND_US
+        assert clock.ahead_us == ahead_us
+        assert wall_clock.step_count == steps
+        after = ids.new_task_id()
+        assert after > before, "also behind the ids that were made by a clock that was ahead"
+        before = after
+    assert abs(int(before.replace("-", "")[:12], 16) * 1_000 - machine.now_us() - HOUR_US) < 60 * SECOND_US
 
 
 def test_stamps_that_a_start_wrote_are_no_earlier_use_of_the_file() -> None:

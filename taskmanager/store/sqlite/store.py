@@ -199,6 +199,7 @@ class SqliteStore(Verbs):
         return report
 
     works_in_thread = True
+    clock_offset_us = 0
 
     def begin_commit(
         self, writes: Sequence[Write], loop: asyncio.AbstractEventLoop
