@@ -2,6 +2,7 @@
 
 import pytest
 
+from taskmanager.model.errors import StoreError
 from taskmanager.model.ids import node_task_id
 from taskmanager.store.protocol import Store, TaskFilter
 from taskmanager.store.sql.session import Session
@@ -39,6 +40,15 @@ async def test_ended_task_goes_by_itself_when_its_workflow_is_gone(store: Store,
     await end(store, "a")
     await delete_workflow(store, is_whole=is_whole)
     assert await store.purge(TaskFilter(), None, 10) == 1
+
+
+async def test_start_is_refused_where_rows_of_its_nodes_are_left(store: Store) -> None:
+    """It would go on from what another one has left. Nothing of it is written, and the error says what to do."""
+    await start(store, N("a"))
+    await delete_workflow(store, is_whole=False)
+    with pytest.raises(StoreError, match="run `taskmanager doctor`"):
+        await store.start_workflow(graph(N("a")), NOW)
+    assert await store.fetch_workflow(ROOT) is None
 
 
 async def test_start_takes_no_result_from_an_earlier_workflow_of_its_id(store: Store) -> None:

@@ -45,7 +45,8 @@ def _start(connection: Session, graph: Graph, now: int) -> tuple[WorkflowRow | N
         tables: tuple[Sequence[Row], ...] = workflows, _counted(graph), graph.edges
         for kind, rows in zip(GRAPH, tables, strict=True):
             if connection.write(kind, rows) != len(rows):
-                raise StoreError(f"rows of workflow {root} are there already, and its own is not")
+                left = f"rows of workflow {root} are there already, and its own is not"
+                raise StoreError(f"{left}: somebody has deleted it by halves; run `taskmanager doctor`")
         walk = Walk(connection, now, noted)
         walk.begin([root])
         return None, walk.advance()
