@@ -140,6 +140,7 @@ from taskmanager.store.sql import claims
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite.connection import configure_writer
 from tests.contract.rows import task
+from tests.sessions import connect
 
 async def made(path: str) -> None:
     store = SqliteStore(path)
@@ -148,7 +149,7 @@ async def made(path: str) -> None:
     await store.close()
 
 asyncio.run(made(sys.argv[1]))
-connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection = connect(sys.argv[1], isolation_level=None)
 configure_writer(connection, "full")
 row, room = task("a"), Room(frozenset({"app:job"}), 1)
 request = ClaimRequest("me", ["app:job"], "default", 1, 1_000, starting=Starting(1, (room,), 7, "host", "main"))
