@@ -6,7 +6,6 @@ from asyncio import _get_running_loop as _running_loop  # None outside of one, w
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from taskmanager.engine.intake import HOW_TO_START as HOW
@@ -25,11 +24,12 @@ from taskmanager.model.wording import counted
 if TYPE_CHECKING:
     from taskmanager.engine.attempt import Attempt
     from taskmanager.engine.definition import Definition
+    from taskmanager.engine.settings import Settings
     from taskmanager.lifecycle import Lifecycle
     from taskmanager.model.call_options import CallOptions
     from taskmanager.model.record import TaskInfo
     from taskmanager.model.report import ManagerStatus
-    from taskmanager.model.settings import Settings
+    from taskmanager.store.place import Place
     from taskmanager.store.protocol import Store
 
 _STOP_OUTSIDE: Final = "set an event that the code around the manager waits for, or raise SIGTERM under run()"
@@ -127,37 +127,30 @@ class CurrentInstance:
         return lifecycle if lifecycle is not None and lifecycle.engine.life.is_up else None
 
     @property
-    def database(self) -> Path | None:
-        """The file of the manager."""
-        return self._settings().database
+    def place(self) -> "Place | None":
+        """Where the tasks of the manager live; None is memory only."""
+        return self._settings().place
 
     def new_store(self) -> "Store":
-        """Return a store on the file of the manager, not opened yet, or a store in memory if it has none."""
-        database = self.database
-        if database is None:
-            from taskmanager.store.memory import MemoryStore
+        """Return a store at the place of the manager, not opened yet, or a store in memory if it has none."""
+        if self.place is not None:
+            return self.place.new_store(synchronous=self._settings().synchronous)
+        from taskmanager.store.memory import MemoryStore
 
-            return MemoryStore()
-        from taskmanager.store.sqlite import SqliteStore
-        from taskmanager.store.sqlite.presence import is_dead
-
-        return SqliteStore(database, synchronous=self._settings().synchronous, is_dead=partial(is_dead, database))
+        return MemoryStore()
 
     def check_start(self) -> None:
         """Raise `ConfigurationError` if the manager runs already.
 
         Raise `WrongProcess` in a child that was forked while its parent had the file open, or ran the manager.
         """
-        database = self.database
         if (lifecycle := self.lifecycle) is not None and not lifecycle.engine.inbox.is_loop_closed():
             _check_process(lifecycle)
             raise ConfigurationError("the manager runs already; stop it before starting it again")
-        if database is None:
+        if self.place is None:
             return
-        from taskmanager.store.sqlite.files import check_process
-
         try:
-            check_process(database)
+            self.place.check_process()
         except WrongProcess:
             self._intake().is_forked = True  # what is enqueued from now on would be held for a start that cannot come
             raise
@@ -177,10 +170,8 @@ class CurrentInstance:
         self, connection: Any, call: "tuple[Definition, CallOptions]", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> str | Coroutine[Any, Any, str]:
         """Insert a task through the connection, and return its id. Await the id if the connection is asynchronous."""
-        from taskmanager.store.sqlite.caller import insert_through
-
-        live = self._submitted(call, args, kwargs)
-        inserted = insert_through(connection, live.row(), self.database)
+        live, place = self._submitted(call, args, kwargs)
+        inserted = place.insert_through(connection, live.row())
         return live.task_id if inserted is None else self._when_inserted(inserted, live.task_id)
 
     async def _when_inserted(self, inserted: Coroutine[Any, Any, None], task_id: str) -> str:
@@ -192,24 +183,21 @@ class CurrentInstance:
         self, call: "tuple[Definition, CallOptions]", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[str, tuple[object, ...]]:
         """Return the SQL that inserts a task, and its parameters."""
-        from taskmanager.store.sqlite.caller import insert_statement
-
-        return insert_statement(self._submitted(call, args, kwargs).row())
+        live, place = self._submitted(call, args, kwargs)
+        return place.insert_statement(live.row())
 
     def _submitted(
         self, call: "tuple[Definition, CallOptions]", args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> LiveTask:
-        definition, options = call
-        if self.database is None or not definition.is_persisted:
+    ) -> "tuple[LiveTask, Place]":
+        (definition, options), place = call, self.place
+        if place is None or not definition.is_persisted:
             raise ConfigurationError(
                 f"task {definition.name!r} is memory-only and cannot be written in a transaction; give it persist=True"
             )
-        from taskmanager.store.sqlite.files import check_process
-
-        check_process(self.database)
+        place.check_process()
         live = self._intake().make(definition, options, args, kwargs)
         self._expect(live.task_id)
-        return live
+        return live, place
 
     def _expect(self, task_id: str) -> None:
         """Look often for a task that a transaction of the application is writing."""
@@ -302,25 +290,20 @@ class CurrentInstance:
             return False
         self._intake().has_warned = True
         of, extra = (live.definition.name, live.task_id), extra_of(live)
-        if any(each is not self and each.is_started_on(self.database) for each in list(_instances)):
+        if any(each is not self and each.is_started_on(self.place) for each in list(_instances)):
             logger.warning(
                 "task %s (%s) is waited for, and its manager was never started, while another one on the same file, "
                 "%s, runs in this process: was the module imported twice, as __main__ and by its name? Make the "
                 "manager in a module of its own, and import it from there",
-                *of, self.database, extra=extra,
+                *of, self.place, extra=extra,
             )  # fmt: skip
         else:
             logger.warning("task %s (%s) is waited for, and its manager was never started; %s", *of, HOW, extra=extra)
         return True
 
-    def is_started_on(self, database: Path | None) -> bool:
-        """Whether this manager runs, or is starting, on that file."""
-        if self.lifecycle is None or self.database is None or database is None:
-            return False
-        try:
-            return self.database.samefile(database)
-        except OSError:  # the file is not there yet
-            return self.database.resolve() == database.resolve()
+    def is_started_on(self, place: "Place | None") -> bool:
+        """Whether this manager runs, or is starting, on that database."""
+        return self.lifecycle is not None and self.place is not None and self.place.is_same(place)
 
     def is_of_another_loop(self) -> bool:
         """Whether the manager runs in another loop than the calling one. Raises if its loop will never run again."""

@@ -15,18 +15,18 @@ from asyncio import _get_running_loop as _running_loop  # None outside of one, w
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 from taskmanager.engine.loops import let_loop_close, result_here
+from taskmanager.engine.settings import Settings
 from taskmanager.lifecycle import CANCEL_GRACE_S
 from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable, TaskManagerError, error_line
 from taskmanager.model.logger import logger
-from taskmanager.model.settings import Settings
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.stop import leave_unstopped
+from taskmanager.store.place import LOOP_PATIENCE_S, Place
 
 T = TypeVar("T")
 Main = Callable[[], Coroutine[Any, Any, Any]]
@@ -64,7 +64,7 @@ def run_hosted(
         logger.error("%s", error_line(exc))
         raise SystemExit(1) from exc
     if asked:
-        _say_what_waits(asked[0], waiting_in(settings.database))
+        _say_what_waits(asked[0], waiting_in(settings.place))
         _end(asked[0], is_worker=main is None)
     return answer
 
@@ -337,15 +337,14 @@ class _Again:
         raise KeyboardInterrupt
 
 
-def waiting_in(database: Path | None) -> int | None:
-    """Return how many tasks wait in the file, or None if it cannot be read."""
-    if database is None:
+def waiting_in(place: Place | None) -> int | None:
+    """Return how many tasks wait in the database, or None if it cannot be read."""
+    if place is None:
         return 0
     from taskmanager.store.sql.queries import counts
-    from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, open_read_only
 
     try:
-        with open_read_only(database, patience_s=LOOP_PATIENCE_S) as connection:
+        with place.read(patience_s=LOOP_PATIENCE_S) as connection:
             by_status = counts(connection)
     except StoreError:
         return None

@@ -26,13 +26,13 @@ from taskmanager.engine.loops import cancelled_once, outlast, shielded
 from taskmanager.engine.phases import STARTING
 from taskmanager.engine.polling import NAME as CLAIMER
 from taskmanager.engine.polling import Poller
+from taskmanager.engine.settings import Settings
 from taskmanager.engine.sharing import Sharing
 from taskmanager.engine.writer import NAME as WRITER
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable
 from taskmanager.model.hooks import Hooks
 from taskmanager.model.logger import logger
-from taskmanager.model.settings import Settings
 from taskmanager.model.wording import counted
 from taskmanager.stop import Abandoned, Release, Unstopped
 from taskmanager.store.protocol import Store
@@ -257,7 +257,7 @@ class Lifecycle:
         await self._close(is_unwritten=unsaved > 0)
         if unsaved:
             raise StoreUnavailable(
-                f"{unsaved} records could not be written at the stop ({self._settings.database}); "
+                f"{unsaved} records could not be written at the stop ({self._settings.place}); "
                 "their last committed state is recovered at the next start"
             )
 

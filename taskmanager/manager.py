@@ -101,16 +101,16 @@ class TaskManager:
         instance_name: str | None = None,
         run_queues: Collection[str] | None = None,
     ) -> None:
-        from taskmanager.model.settings import Settings, check_collections, database_of
+        from taskmanager.engine.settings import Settings, check_collections, processes_of, threads_of
         from taskmanager.registry import Defaults, Registry
+        from taskmanager.store.place import place_of
 
         run_here = check_collections(queues, exception_mapper, default_unhandled_error_code, run_queues)
         self._settings = Settings(
-            database=database_of(snapshot_db), synchronous=synchronous, snapshot_interval_s=snapshot_interval,
+            place=place_of(snapshot_db), synchronous=synchronous, drain_timeout_s=drain_timeout, run_queues=run_here,
             commit_interval_s=commit_interval, store_poll_s=store_poll, concurrency=concurrency, recovery=recovery,
-            threads=Settings.default_threads() if threads is None else threads, drain_timeout_s=drain_timeout,
-            processes=Settings.default_processes() if processes is None else processes, queues=tuple(queues),
-            max_pending=max_pending, max_in_memory=max_in_memory, instance_name=instance_name, run_queues=run_here,
+            threads=threads_of(threads), processes=processes_of(processes), snapshot_interval_s=snapshot_interval,
+            queues=tuple(queues), max_pending=max_pending, max_in_memory=max_in_memory, instance_name=instance_name,
         )  # fmt: skip
         self._registry = Registry(Defaults(
             has_store=snapshot_db is not None, requeue_pending=requeue_pending, retry_policy=retry_policy, codec=codec,
@@ -145,7 +145,7 @@ class TaskManager:
             raise ConfigurationError("a manager that runs cannot be isolated; stop it first, or do not start it")
         kept = self._clock, self._make_store, self._intake, self._settings, self._registry.defaults
         self._clock, self._make_store, self._is_isolated = clock, make_store, True
-        self._settings = replace(self._settings, database=None, run_queues=None)
+        self._settings = replace(self._settings, place=None, run_queues=None)
         self._intake = make_intake(self._settings.max_pending, self._settings.queues)
         self._registry.defaults = replace(self._registry.defaults, has_store=True)
         try:
@@ -160,7 +160,7 @@ class TaskManager:
 
     def __repr__(self) -> str:
         engine = "" if self._lifecycle is None else f" {self._lifecycle.engine!r}"
-        return f"<TaskManager {self._settings.database or 'in memory'}, {self._intake.door.value}{engine}>"
+        return f"<TaskManager {self._settings.place or 'in memory'}, {self._intake.door.value}{engine}>"
 
     # Defining.
 

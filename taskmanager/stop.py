@@ -386,7 +386,7 @@ class Unstopped:
         text += f", {count['lost']:,} lost"
         (logger.error if count["lost"] or reason else logger.warning)(
             "a manager on %s was started and never stopped: %s%s; use `async with manager:` or manager.run(main)",
-            self._settings.database or "no file",
+            self._settings.place or "no file",
             text,
             f" ({reason})" if reason else "",
         )

@@ -1,70 +1,59 @@
-"""Opens the file that a command is about, to look at it or to write to it, and finds the tasks that are meant in it."""
+"""Opens the database that a command is about, to look at it or to write to it, and finds the tasks that are meant."""
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from taskmanager.cli.options import DB_VARIABLE
 from taskmanager.model.clock import SystemClock
-from taskmanager.model.errors import StoreUnavailable, UnknownTask
+from taskmanager.model.errors import UnknownTask
+from taskmanager.store.place import READ_PATIENCE_S, Place
+from taskmanager.store.protocol import Store
 from taskmanager.store.sql.queries import instances
 from taskmanager.store.sql.search import ids_like, memory_only
 from taskmanager.store.sql.session import Session
-from taskmanager.store.sqlite import SqliteStore
-from taskmanager.store.sqlite.files import check_process
-from taskmanager.store.sqlite.presence import has_lock_file
-from taskmanager.store.sqlite.reading import READ_PATIENCE_S, open_read_only
-from taskmanager.store.sqlite.session import SqliteSession
 
 LOCK_PATIENCE_S: Final = 1.0
-"""How long the lock file of an instance may be missing: a living one looks for its own every half second."""
+"""How long the sign of an instance may be missing: a living one looks for its own every half second."""
 LOCK_PAUSE_S: Final = 0.02
 SHOWN_IDS: Final = 3
 
 R = TypeVar("R")
 
 
-def check_is_there(db: Path) -> None:
+def check_is_there(db: Place) -> None:
     """Raise `StoreUnavailable` if there is no such file. The message names `--db`, which is mostly what is missing."""
-    check_process(db)
-    try:
-        db.stat()
-    except (FileNotFoundError, NotADirectoryError, ValueError) as exc:
-        line = f"there is no file {db}; name the application's database with --db or ${DB_VARIABLE}"
-        raise StoreUnavailable(line) from exc
-    except OSError as exc:
-        raise StoreUnavailable(f"{db} cannot be reached ({exc.strerror}); look at the directories above it") from exc
+    db.check_is_there(f"name the application's database with --db or ${DB_VARIABLE}")
 
 
 @contextmanager
-def read(db: Path, *, patience_s: float = READ_PATIENCE_S) -> Iterator[SqliteSession]:
-    """Open the file read-only. Raise `StoreError`, after `patience_s` if another program keeps the file to itself.
+def read(db: Place, *, patience_s: float = READ_PATIENCE_S) -> Iterator[Session]:
+    """Open the database read-only. Raise `StoreError`, after `patience_s` if another program keeps it to itself.
 
     If a lock file is missing, wait a second for it: a living instance puts its own back after somebody has tidied up,
     and must not look dead meanwhile.
     """
     check_is_there(db)
-    with open_read_only(db, patience_s=patience_s) as connection:
-        clock, database = SystemClock(), db.absolute()
+    with db.read(patience_s=patience_s) as connection:
+        clock = SystemClock()
         missing = [each.instance_id for each in instances(connection)]
         deadline_s = clock.elapsed_s() + LOCK_PATIENCE_S
-        while missing := [each for each in missing if not has_lock_file(database, each)]:
+        while missing := [each for each in missing if db.is_missing(each)]:
             if clock.elapsed_s() >= deadline_s:
                 break
             time.sleep(LOCK_PAUSE_S)
         yield connection
 
 
-def write(db: Path, work: Callable[[SqliteStore], Coroutine[Any, Any, R]]) -> R:
-    """Open the file as the application does, and run `work` on it. This never creates or migrates a file."""
+def write(db: Place, work: Callable[[Store], Coroutine[Any, Any, R]]) -> R:
+    """Open the database as the application does, and run `work` on it. This never creates or migrates one."""
     with read(db):
         pass  # it is there, is ours, and has our schema
 
     async def run() -> R:
-        store = SqliteStore(db)
+        store = db.new_store()
         try:
             await store.open()
             return await work(store)

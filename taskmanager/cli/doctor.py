@@ -1,12 +1,8 @@
-"""`taskmanager doctor`: checks the file and its surroundings, and says what to do about each finding."""
+"""`taskmanager doctor`: checks the database and its surroundings, and says what to do about each finding."""
 
-import os
-import shutil
 import socket
-import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import click
@@ -15,48 +11,26 @@ from taskmanager.cli.database import check_is_there, read
 from taskmanager.cli.options import answer_json, draw, file_options
 from taskmanager.console.figures import relative, short, workflow_label
 from taskmanager.console.observer import look, unknown_in, unrun_in
-from taskmanager.console.overview import Finding, Health, InstanceView
+from taskmanager.console.overview import Health, InstanceView
 from taskmanager.model.clock import MINUTE_US, SECOND_US, SystemClock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import counted
 from taskmanager.rules.steps import MAX_RECORDED_CHARS, MAX_RECORDS
+from taskmanager.store.place import LOOP_PATIENCE_S, READ_PATIENCE_S, Checks, Finding, Place
+from taskmanager.store.processes import process_name
 from taskmanager.store.protocol import FreeQueue
 from taskmanager.store.sql.claims import free_queues
 from taskmanager.store.sql.health import Owned, near_limit, newest_stamp, owned, unreadable
+from taskmanager.store.sql.session import Session
 from taskmanager.store.sql.workflow_recovery import half_done
-from taskmanager.store.sqlite.connection import WAL_LIMIT_BYTES
-from taskmanager.store.sqlite.health import faults
-from taskmanager.store.sqlite.locks import (
-    Reader,
-    WalState,
-    WriterWatch,
-    only_user_of,
-    process_name,
-    read_wal_index,
-    without_lock,
-)
-from taskmanager.store.sqlite.presence import is_dead
-from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, READ_PATIENCE_S
-from taskmanager.store.sqlite.schema import missing_views, version
-from taskmanager.store.sqlite.session import SqliteSession
 from taskmanager.store.statistics import LiveWorkflow
 
-MB: Final = 1_000_000
 NEAR: Final = 0.8
 """The part of a limit from which on it is said."""
 SKEW_US: Final = 5_000_000
 """A stamp that lies further in the future was written by another clock, or before this one was set back."""
-PIN_LOOK_S: Final = 1.0  # a reader that stands at the same place for so long is no passer-by
-PINNED_BYTES: Final = 4 * MB  # a pinned log below this size is nobody's trouble yet
-NETWORK_TYPES: Final = frozenset(
-    {"9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "drvfs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs"}
-    | {"nfs4", "smb3", "smbfs"}
-    | {f"fuse.{name}" for name in ("ceph-fuse", "gcsfuse", "glusterfs", "rclone", "s3fs", "sshfs")}
-)
 SHOWN: Final = 3
 MAX_HALF_DONE: Final = 1_000  # nodes of each kind that are counted
-MIN_FILES: Final = 10
-"""Files that a volume must have room for: with fewer, a start may find none for its log, index and lock file."""
 EPILOG: Final = """\b
 Examples:
   taskmanager doctor
@@ -76,28 +50,29 @@ Exit codes: 0 all is well, 1 there are findings.
     help="Less free disk space than this is a finding.",
 )  # fmt: skip
 @file_options
-def doctor(min_free: int, db: Path, as_json: bool) -> int:
-    """Check the file and its surroundings, and say what to do."""
+def doctor(min_free: int, db: Place, as_json: bool) -> int:
+    """Check the database and its surroundings, and say what to do."""
     check_is_there(db)
-    if not db.is_file():
-        raise StoreError(f"{db} is not a file; give the path of the database")
-    findings = list(around_the_file(db, min_free))
+    checks = db.doctor()
+    findings = list(checks.around(min_free))
     # A lock that was just seen to be held for long would only be waited for a second time.
     is_locked = any(each.name == "locks" and not each.is_well for each in findings)
     try:
         with read(db, patience_s=LOOP_PATIENCE_S if is_locked else READ_PATIENCE_S) as connection:
-            findings += inside_the_file(connection, db)
+            findings += _inside(checks, connection, db)
     except StoreError as exc:
         if isinstance(exc, StoreUnavailable) and all(each.is_well for each in findings):
             raise  # in one line, as every command; with findings, they say why
-        findings.append(Finding("file", False, str(exc), "what is in it cannot be looked at before that is mended"))
+        findings.append(
+            Finding(checks.what, False, str(exc), "what is in it cannot be looked at before that is mended")
+        )
     bad = sum(not each.is_well for each in findings)
     if as_json:
-        checks = [
+        told = [
             {"name": each.name, "ok": each.is_well, "found": each.found, "advice": each.advice or None}
             for each in findings
         ]
-        answer_json({"db": str(db), "findings": bad, "checks": checks})
+        answer_json({"db": str(db), "findings": bad, "checks": told})
     else:
         from taskmanager.console.terminal.tables import diagnosis_view
 
@@ -110,158 +85,31 @@ def _some(each: Sequence[str], separator: str = ", ", more: str = " and {} more"
     return separator.join(each[:SHOWN]) + (more.format(len(each) - SHOWN) if len(each) > SHOWN else "")
 
 
-# Around the file.
+# Inside the database.
 
 
-def around_the_file(db: Path, min_free_mb: int) -> Iterator[Finding]:
-    """Yield the checks that do not open the file. Call it while this process has no connection to the file."""
-    folder = db.resolve().parent
-    yield permissions(db)
-    is_read_only = hasattr(os, "statvfs") and bool(os.statvfs(db.resolve()).f_flag & os.ST_RDONLY)
-    yield mount(db.resolve(), _mounts(), is_read_only=is_read_only)
-    yield disk(db, shutil.disk_usage(folder).free, min_free_mb, files_left(folder))
-    yield log(db)
-    yield locks(db)
-
-
-def permissions(db: Path) -> Finding:
-    """Check that nobody else can read the file, which holds arguments and results. Its side files have its mode."""
-    files = [db.resolve().with_name(db.resolve().name + ending) for ending in ("", "-wal", "-shm")]
-    modes = {path.name: path.stat().st_mode & 0o777 for path in files if path.exists()}
-    found = ", ".join(f"{name} has mode {mode:04o}" for name, mode in modes.items() if mode & 0o077)
-    if found and os.name == "posix":
-        return Finding("permissions", False, found, f"other users may read what tasks are given: chmod 600 {db}*")
-    return Finding("permissions", True, "only its owner can read it")
-
-
-def _mounts() -> list[tuple[str, str, str]]:
-    """Return what is mounted: (mount point, type of file system, options); nothing where the system does not say."""
-    try:
-        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    words = [line.split(" ") for line in lines]
-    return [(each[1].replace("\\040", " "), each[2], each[3]) for each in words if len(each) > 3]
-
-
-def mount(file: Path, mounts: Sequence[tuple[str, str, str]], *, is_read_only: bool = False) -> Finding:
-    """Check that the file system is a local one. SQLite needs shared memory and locks, which network ones do not have.
-
-    Linux makes a file system read-only whose disk fails: `ro`, or since 6.17 `emergency_ro` beside an unchanged `rw`.
-    """
-    name, below = "file system", [each for each in mounts if file.is_relative_to(each[0])]
-    point, kind, options = max(reversed(below), key=lambda each: len(Path(each[0]).parts), default=("", "", ""))
-    if "emergency_ro" in options.split(","):
-        advice = "its disk may be failing: look into the system log, save what is there, and check the file system"
-        return Finding(name, False, f"the system has made {point} read-only after an error", advice)
-    if is_read_only:
-        advice = "an application can save nothing there; look why (the system log), and mount it writable"
-        return Finding(name, False, "it is mounted read-only", advice)
-    if kind in NETWORK_TYPES:
-        advice = "the file may be damaged when two hosts use it; move it to a local disk"
-        return Finding(name, False, f"{point} is a network mount ({kind})", advice)
-    return Finding(name, True, f"{kind} at {point}" if kind else "unknown; it must be a local one")
-
-
-def files_left(folder: Path) -> int | None:
-    """Return how many files can still be made there; None where nothing but the space limits them."""
-    if not hasattr(os, "statvfs"):
-        return None
-    volume = os.statvfs(folder)
-    return volume.f_favail if volume.f_files else None
-
-
-def disk(db: Path, free_bytes: int, min_free_mb: int, more_files: int | None = None) -> Finding:
-    """Check that the disk has room for more tasks, and inodes for the log and the lock files."""
-    found = f"{free_bytes / MB:,.0f} MB free"
-    if more_files is not None and more_files < MIN_FILES:
-        found += f", but room for {counted(more_files, 'more file')} only (`df -i`)"
-        return Finding(
-            "disk", False, found, f"delete files that are not needed on the volume of {db}: each start makes three"
-        )
-    if free_bytes < min_free_mb * MB:
-        advice = f"free some space on the volume of {db}, or `taskmanager purge --older-than 7d`"
-        return Finding("disk", False, f"{found}, less than {min_free_mb:,} MB", advice)
-    return Finding("disk", True, found)
-
-
-def log(db: Path) -> Finding:
-    """Check the size of the log, and find out who keeps it from being moved into the file."""
-    first = read_wal_index(db)
-    if not first.pinned_by:
-        return judge_log(first, ())
-    time.sleep(PIN_LOOK_S)
-    second = read_wal_index(db)
-    return judge_log(second, [reader for reader in second.pinned_by if reader in first.readers])
-
-
-def judge_log(now: WalState, pinning: Collection[Reader]) -> Finding:
-    """Judge the log. It can be cut once it has been moved into the file, up to where the oldest reader stands."""
-    found = f"{now.size_bytes / MB:,.1f} MB"
-    if pinning and now.size_bytes > PINNED_BYTES:
-        who = ", ".join(sorted({process_name(reader.pid) for reader in pinning}))
-        advice = (
-            "that program keeps a read transaction open, so the log only grows; end its transaction, or the program"
-        )
-        return Finding("log", False, f"{found}, pinned by {who}", advice)
-    if now.size_bytes > WAL_LIMIT_BYTES:
-        advice = "it should have been cut; the application does it when it is idle, and when it stops"
-        return Finding("log", False, found, advice)
-    return Finding("log", True, found)
-
-
-def locks(db: Path) -> Finding:
-    """Check whether a program keeps the others from writing, or from reading too."""
-    alone = only_user_of(db)
-    if alone is not None:
-        advice = "until it lets go, nobody else can read or write the file; let it finish, or end it"
-        return Finding("locks", False, f"{process_name(alone)} keeps the file to itself", advice)
-    writer = WriterWatch(db).judge()
-    if writer is not None:
-        advice = "until its transaction ends nothing can be saved, by the application neither; let it finish, or end it"
-        return Finding("locks", False, f"{process_name(writer)} holds the write lock and commits nothing", advice)
-    return Finding("locks", True, "nobody keeps others from writing")
-
-
-# Inside the file.
-
-
-def inside_the_file(connection: SqliteSession, db: Path) -> Iterator[Finding]:
-    """Yield the checks of the pages and rows of the file."""
-    yield schema(connection)
-    if broken := faults(connection):
-        advice = (
-            f"stop the application, keep a copy of {db}*, and restore a backup, or save what can be read: "
-            f"sqlite3 {db} .recover | sqlite3 new.db"
-        )
-        yield Finding("integrity", False, "; ".join(broken), advice)
-        return
-    yield Finding("integrity", True, "every page and index is sound")
-    clock, database = SystemClock(), db.absolute()
+def _inside(checks: Checks, connection: Session, db: Place) -> Iterator[Finding]:
+    """Yield the checks of what is in the database, first those of its kind."""
+    for found in checks.inside(connection):
+        yield found
+        if found.is_last:
+            return
+    clock = SystemClock()
     with connection.snapshot():
-        overview = look(database, connection, clock)
+        overview = look(db, connection, clock)
         has, free, newest = owned(connection), free_queues(connection), newest_stamp(connection)
         left = half_done(connection, clock.now_us() - MINUTE_US, MAX_HALF_DONE)
     yield records(unreadable(connection))
     yield steps(near_limit(connection, int(NEAR * MAX_RECORDS), int(NEAR * MAX_RECORDED_CHARS)))
     alive = overview.with_health(Health.ALIVE, Health.FROZEN)
-    yield claims([each for each in has if is_dead(database, each.owner)])
-    yield sharing(db, connection, alive)
+    yield claims([each for each in has if db.is_dead(each.owner)])
+    yield from checks.of_instances(connection, [each.row for each in alive])
     yield living(alive)
     yield duties(alive)
     yield queues(free, alive)
     yield functions(free, alive)
     yield workflows(left, [each for each in overview.workflows if each.status == "PAUSED"])
     yield clocks(newest, clock.now_us())
-
-
-def schema(connection: SqliteSession) -> Finding:
-    """Check the views. The version, the tables and the indexes were checked when the file was opened."""
-    found = f"version {version(connection)}"
-    if views := missing_views(connection):
-        advice = "another program has dropped that; restart the application, it makes that anew"
-        return Finding("schema", False, f"{found} without {', '.join(views)}", advice)
-    return Finding("schema", True, found)
 
 
 def records(unreadable_ids: Sequence[str]) -> Finding:
@@ -291,22 +139,6 @@ def claims(stale: Sequence[Owned]) -> Finding:
     what = ", ".join(f"{number:,} {status}" for status, number in sorted(by_status.items()))
     dead = counted(len({each.owner for each in stale}), "dead instance")
     return Finding("claims", False, f"{what} held by {dead}", "start the application, or `taskmanager recover`")
-
-
-def sharing(db: Path, connection: SqliteSession, alive: Sequence[InstanceView]) -> Finding:
-    """Check that no instance has lost SQLite's lock on the file, because its process has read the file as bytes."""
-    if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):  # without a log, nobody holds one all the time
-        return Finding("sharing", True, "the file has no log that could be deleted in use")
-    unlocked = without_lock(db, {each.row.pid for each in alive if each.row.hostname == socket.gethostname()})
-    if unlocked:
-        who = ", ".join(map(process_name, sorted(unlocked)))
-        advice = (
-            "code in that process has read the file as bytes (copied, hashed or served it), which drops the lock, and "
-            "another program may delete the log in use; restart it, and copy the file with `taskmanager backup`"
-        )
-        return Finding("sharing", False, f"{who} has the file open without SQLite's lock on it", advice)
-    told = "every instance holds SQLite's lock on the file"
-    return Finding("sharing", True, "this system does not say who has locked the file" if unlocked is None else told)
 
 
 def _process(view: InstanceView) -> str:

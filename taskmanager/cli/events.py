@@ -1,6 +1,5 @@
 """`taskmanager send`: send an event to a task that waits for it, also while the application is down."""
 
-from pathlib import Path
 from typing import Final
 
 import click
@@ -15,7 +14,8 @@ from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import ArgumentError, QueueFull, StoreError
 from taskmanager.model.steps import EventRow, SendReport
 from taskmanager.rules.steps import MAX_UNREAD
-from taskmanager.store.sqlite.store import SqliteStore
+from taskmanager.store.place import Place
+from taskmanager.store.protocol import Store
 
 EPILOG: Final = """\b
 Examples:
@@ -35,7 +35,7 @@ the application encrypts.
 @click.argument("value", metavar="[JSON]", default="null")
 @click.option("--key", help="Store an event of this key once.")
 @file_options
-def send(task_id: str, name: str, value: str, key: str | None, db: Path, as_json: bool) -> None:
+def send(task_id: str, name: str, value: str, key: str | None, db: Place, as_json: bool) -> None:
     """Send an event to a task, which waits for it or will."""
     check_event(task_id, name, key)
     try:
@@ -46,7 +46,7 @@ def send(task_id: str, name: str, value: str, key: str | None, db: Path, as_json
         wanted = the_task(connection, task_id)
     event = EventRow(wanted, name, text, key, SystemClock().now_us())
 
-    async def work(store: SqliteStore) -> SendReport:
+    async def work(store: Store) -> SendReport:
         return await patiently(lambda: store.send_event(event))
 
     outcome = write(db, work).outcome

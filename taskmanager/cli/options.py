@@ -6,16 +6,17 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
 
 from taskmanager.model.clock import SystemClock, span_us
+from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.escaping import escaped
 from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.states import TaskStatus
+from taskmanager.store.place import Place, place_at
 from taskmanager.store.sql.search import Search, is_pattern, queue_names, task_names
 from taskmanager.store.sql.session import Session
 
@@ -30,22 +31,40 @@ _NOT_ASCII: Final = re.compile(r"[^\n -~]")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+class PlaceName(click.ParamType):  # type: ignore[type-arg]  # click made it generic lately
+    """A database: the path of a file, as it was written, or a URL."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        """Raise `click.UsageError` for a URL that is of no use. Whether a file can be read is said later."""
+        try:
+            return place_at(os.fspath(value)) if isinstance(value, str | os.PathLike) else cast("Place", value)
+        except ConfigurationError as exc:
+            self.fail(str(exc), param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Let the shell offer its files."""
+        return [CompletionItem(incomplete, type="file")]
+
+
 db_option: Final = click.option(
     "--db",
-    type=click.Path(path_type=Path, readable=False),  # whether it can be read is said in our own words
+    type=PlaceName(),
     default=DEFAULT_DB,
     envvar=DB_VARIABLE,
     show_default=True,
     show_envvar=True,
     metavar="PATH",
-    help="The database of the application.",
+    help="The database of the application: a file, or a postgresql:// URL.",
 )
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON document, and nothing else.")
 yes_option: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
 def file_options(command: F) -> F:
-    """Add `--db` and `--json`, as the parameters `db: Path` and `as_json: bool`."""
+    """Add `--db` and `--json`, as the parameters `db: Place` and `as_json: bool`."""
     return db_option(json_option(command))
 
 

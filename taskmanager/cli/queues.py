@@ -1,7 +1,6 @@
 """`taskmanager pause`, `resume` and `schedules`: act on queues and schedules, for every instance on the file."""
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Final
 
 import click
@@ -18,6 +17,7 @@ from taskmanager.model.errors import StoreError
 from taskmanager.model.ids import new_task_id
 from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.schedule import ScheduleRow
+from taskmanager.store.place import Place
 from taskmanager.store.sql import schedules as stored
 from taskmanager.store.sql.queries import instances
 from taskmanager.store.sql.search import queue_names
@@ -50,7 +50,7 @@ MOST_SHOWN: Final = 1_000  # schedules that a person may want to read; laying ou
 @click.argument("queue_name", metavar="QUEUE")
 @click.option("--force", is_flag=True, help="Accept a queue that no task and no instance has used yet.")
 @file_options
-def pause(queue_name: str, force: bool, db: Path, as_json: bool) -> None:
+def pause(queue_name: str, force: bool, db: Place, as_json: bool) -> None:
     """Start nothing more from a queue until it is resumed."""
     _set(queue_name, True, db, as_json, force=force)
 
@@ -58,12 +58,12 @@ def pause(queue_name: str, force: bool, db: Path, as_json: bool) -> None:
 @click.command(epilog=QUEUES_EPILOG)
 @click.argument("queue_name", metavar="QUEUE")
 @file_options
-def resume(queue_name: str, db: Path, as_json: bool) -> None:
+def resume(queue_name: str, db: Place, as_json: bool) -> None:
     """Start tasks from a paused queue again."""
     _set(queue_name, False, db, as_json)
 
 
-def _set(queue_name: str, paused: bool, db: Path, as_json: bool, *, force: bool = False) -> None:
+def _set(queue_name: str, paused: bool, db: Place, as_json: bool, *, force: bool = False) -> None:
     with read(db) as connection:
         known = queue_names(connection) | {DEFAULT_QUEUE}
     if queue_name not in known and not force:
@@ -73,7 +73,7 @@ def _set(queue_name: str, paused: bool, db: Path, as_json: bool, *, force: bool 
     answer(document, f"queue {queue_name} is {'paused' if paused else 'resumed'}", as_json=as_json)
 
 
-def _refusal(queue_name: str, known: Collection[str], db: Path, paused: bool) -> str:
+def _refusal(queue_name: str, known: Collection[str], db: Place, paused: bool) -> str:
     some = sorted(known)[:SHOWN_QUEUES]
     more = f" and {len(known) - SHOWN_QUEUES} more" if len(known) > SHOWN_QUEUES else ""
     meant = did_you_mean(queue_name, known) or "."
@@ -85,7 +85,7 @@ def _refusal(queue_name: str, known: Collection[str], db: Path, paused: bool) ->
 @click.argument("action", required=False, type=click.Choice(["pause", "resume", "run"]), metavar="[pause|resume|run")
 @click.argument("name", required=False, metavar="NAME]")
 @file_options
-def schedules(action: str | None, name: str | None, db: Path, as_json: bool) -> None:
+def schedules(action: str | None, name: str | None, db: Place, as_json: bool) -> None:
     """List the schedules, ordered by their next run; or pause, resume or run one."""
     now = SystemClock().now_us()
     if action is None:
@@ -104,10 +104,10 @@ def schedules(action: str | None, name: str | None, db: Path, as_json: bool) -> 
         answer({"schedule_name": name, "is_paused": is_paused}, said, as_json=as_json)
 
 
-def _list(db: Path, now: int, as_json: bool) -> None:
+def _list(db: Place, now: int, as_json: bool) -> None:
     with read(db) as connection:
         rows, known = stored.fetch(connection), instances(connection)
-    alive = {each.instance_id for each in living(known, db.absolute())}
+    alive = {each.instance_id for each in living(known, db)}
     rows = as_known(rows, alive)
     if as_json:
         answer_json([schedule_document(row) for row in rows])

@@ -83,11 +83,11 @@ def run(target: str, queues: tuple[str, ...], log_level: str, as_json: bool) -> 
     manager._settings = replace(settings, run_queues=frozenset(queues) or None)  # noqa: SLF001  # as above
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     log = logging.getLogger("taskmanager")
-    database = settings.database
+    place = settings.place
     runs = f"queue {', '.join(sorted(set(queues)))} of {target}" if queues else target
-    ended = host(manager, lambda: log.info("running %s on %s; Ctrl-C stops it", runs, database or "no file"))
+    ended = host(manager, lambda: log.info("running %s on %s; Ctrl-C stops it", runs, place or "no file"))
     after = f" after {ended.signals[0].name}" if ended.signals else ""
-    waiting = waiting_in(database)
+    waiting = waiting_in(place)
     left = f"; {counted(waiting, 'task')} left for the next start" if waiting else ""
     log.info("%s has stopped%s%s", target, after, left)
     if stdout is not None and ended.report is not None:

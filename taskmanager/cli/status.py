@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -17,9 +17,8 @@ from taskmanager.console.documents import overview_document
 from taskmanager.console.observer import Watch, look
 from taskmanager.console.overview import Overview, Problem
 from taskmanager.model.clock import SystemClock
+from taskmanager.store.place import Place
 from taskmanager.store.sql.session import Session
-from taskmanager.store.sqlite.locks import WriterWatch, process_name
-from taskmanager.store.sqlite.reading import open_read_only
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,10 +48,10 @@ terminal, and with --json, the answer is printed once, as by `taskmanager status
 
 @click.command(epilog=STATUS_EPILOG)
 @file_options
-def status(db: Path, as_json: bool) -> None:
+def status(db: Place, as_json: bool) -> None:
     """Show instances, queues, throughput, failures, schedules and storage on one screen."""
     check_is_there(db)
-    writer = WriterWatch(db).judge()
+    writer = db.writer_watch().judge()
     with read(db) as connection:
         overview = look(db, connection, SystemClock())
     _answer(_with_writer(overview, writer), as_json)
@@ -60,7 +59,7 @@ def status(db: Path, as_json: bool) -> None:
 
 @click.command(epilog=WATCH_EPILOG)
 @file_options
-def watch(db: Path, as_json: bool) -> int:
+def watch(db: Place, as_json: bool) -> int:
     """Show what is running, waiting and failing, kept up to date: progress, time left, last failures. q quits."""
     clock = SystemClock()
     with read(db) as connection:  # what is wrong with the file is said before the screen is taken
@@ -68,7 +67,7 @@ def watch(db: Path, as_json: bool) -> int:
     if as_json or not (console := screen()).is_terminal or console.is_dumb_terminal:
         _answer(overview, as_json)
         return 0
-    watched = Watch(db, clock, _opened)
+    watched = Watch(db, clock, partial(_opened, db))
     while (news := _show(console, db, watched)) is News.SUSPENDED:
         os.kill(os.getpid(), signal.SIGSTOP)  # the terminal has been given back; here it goes on after `fg`
     return EXIT_CODES[news]
@@ -83,30 +82,30 @@ def _answer(overview: Overview, as_json: bool) -> None:
     screen().print(Screen(overview))
 
 
-def _with_writer(overview: Overview, writer: int | None) -> Overview:
+def _with_writer(overview: Overview, writer: str | None) -> Overview:
     """Add the process that keeps everybody from writing as the first problem: everything else may be old then."""
     if writer is None:
         return overview
-    text = f"{process_name(writer)} holds the write lock: nothing can be saved"
+    text = f"{writer} holds the write lock: nothing can be saved"
     advice = "let it finish its transaction, or end it; taskmanager doctor says more"
     return replace(overview, problems=(Problem(severity="error", text=text, advice=advice), *overview.problems))
 
 
 @contextmanager
-def _opened(db: Path) -> Iterator[Session]:
+def _opened(db: Place) -> Iterator[Session]:
     check_is_there(db)
-    with open_read_only(db, patience_s=READ_PATIENCE_S) as connection:
+    with db.read(patience_s=READ_PATIENCE_S) as connection:
         yield connection
 
 
-def _show(console: "Console", db: Path, watched: Watch) -> News:
+def _show(console: "Console", db: Place, watched: Watch) -> News:
     """Show the live screen until a key or a signal ends it, and return which."""
     from rich.console import Group
     from rich.live import Live
 
     from taskmanager.console.terminal.screen import fault_lines, watch_lines
 
-    locks, drawn, news = WriterWatch(db), None, News.RESIZED
+    locks, drawn, news = db.writer_watch(), None, News.RESIZED
     live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
     with listening() as keyboard, live:
         while news in (News.NOTHING, News.RESIZED):

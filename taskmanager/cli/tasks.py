@@ -6,7 +6,6 @@ a filter are a batch: it is shown, has to be confirmed, and is done in pages.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import click
@@ -36,6 +35,7 @@ from taskmanager.model.record import TaskRow
 from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
 from taskmanager.model.steps import STEP
 from taskmanager.model.wording import counted
+from taskmanager.store.place import Place
 from taskmanager.store.protocol import Store
 from taskmanager.store.sql.queries import (
     SUMMARY,
@@ -49,7 +49,6 @@ from taskmanager.store.sql.queries import (
 from taskmanager.store.sql.search import Search, error_messages, find, find_ids, memory_only
 from taskmanager.store.sql.session import Session
 from taskmanager.store.sql.workflow_views import workflows_of
-from taskmanager.store.sqlite.presence import is_dead
 from taskmanager.store.statistics import OwnWorkflow
 
 SHOWN_BEFORE: Final = 10  # tasks of a batch that are shown before the question
@@ -100,9 +99,9 @@ child process is killed, a thread sees `is_cancelled`. A batch has to be confirm
 )  # fmt: skip
 @click.option("--before", metavar="ID", help="Only tasks older than this one, the last of the previous page.")
 @file_options
-def list_tasks(limit: int, before: str | None, db: Path, as_json: bool, **filters: Any) -> None:
+def list_tasks(limit: int, before: str | None, db: Place, as_json: bool, **filters: Any) -> None:
     """List tasks, newest first."""
-    search, database = search_of(**filters), db.absolute()
+    search = search_of(**filters)
     with read(db) as connection:
         if before is not None:
             search = search._replace(before=the_task(connection, before))
@@ -111,7 +110,7 @@ def list_tasks(limit: int, before: str | None, db: Path, as_json: bool, **filter
             tell_what_was_meant(connection, search)
         messages = error_messages(connection, [row.task_id for row in rows], MAX_CHARS)
         workflows = workflows_of(connection, [row.task_id for row in rows if row.is_workflow_task])
-        unseen = [each for each in memory_only(connection) if not is_dead(database, each.instance_id)]
+        unseen = [each for each in memory_only(connection) if not db.is_dead(each.instance_id)]
     if as_json:
         answer_json([record_document(row, workflows.get(row.task_id)) for row in rows])
         return
@@ -122,7 +121,7 @@ def list_tasks(limit: int, before: str | None, db: Path, as_json: bool, **filter
     if len(rows) == limit:
         click.echo(f"\nolder ones: --before {escaped(rows[-1].task_id)}")
     owners = [row.claimed_by_worker_id for row in rows if row.status in LIVE and not is_free(row)]
-    dead = {owner for owner in set(owners) if is_dead(database, owner or "")}
+    dead = {owner for owner in set(owners) if db.is_dead(owner or "")}
     if dead:
         held = counted(sum(owner in dead for owner in owners), "task")
         click.echo(f"\nheld by dead instances: {held}; a start, or `taskmanager recover`, gives them back")
@@ -140,7 +139,7 @@ def _draw(rows: Sequence[TaskRow], messages: Mapping[str, str], workflows: Mappi
 @click.command(epilog=SHOW_EPILOG)
 @click.argument("task_id", metavar="ID")
 @file_options
-def show(task_id: str, db: Path, as_json: bool) -> None:
+def show(task_id: str, db: Place, as_json: bool) -> None:
     """Show one task: its record, every attempt, its steps, its log, what happens next."""
     with read(db) as connection, connection.snapshot():
         wanted = the_task(connection, task_id)
@@ -151,7 +150,7 @@ def show(task_id: str, db: Path, as_json: bool) -> None:
         steps = [each for each in fetch_steps(connection, wanted) if each.kind == STEP]
         is_paused = row.queue_name in paused_queues(connection)
         workflow = workflows_of(connection, [wanted]).get(wanted)
-    around = surroundings(row, known, db.absolute(), SystemClock().now_us(), workflow, is_paused=is_paused)
+    around = surroundings(row, known, db, SystemClock().now_us(), workflow, is_paused=is_paused)
     next_step = outlook(row, around, steps)
     if as_json:
         after = {"text": next_step.text, "at": None if next_step.at is None else iso(next_step.at)}
@@ -217,17 +216,17 @@ def _with_command(row: TaskRow, answer: Answer) -> Answer:
 @file_options
 def cancel(task_ids: tuple[str, ...], **options: Any) -> int:
     """Cancel tasks that have not ended."""
-    database: Path = options["db"].absolute()
+    place: Place = options["db"]
 
     def act(store: Store) -> Act:
-        return lambda rows: acts.cancel(store, rows, SystemClock(), database)
+        return lambda rows: acts.cancel(store, rows, SystemClock(), place)
 
     waiting_and_running = tuple(status for status in TaskStatus if status in LIVE)
     return _act_on(Action("cancel", "cancelled", waiting_and_running, LIVE, act), task_ids, **options)
 
 
 def _act_on(
-    action: Action, task_ids: Sequence[str], *, db: Path, as_json: bool, yes: bool, dry_run: bool, **filters: Any
+    action: Action, task_ids: Sequence[str], *, db: Place, as_json: bool, yes: bool, dry_run: bool, **filters: Any
 ) -> int:
     """Find the tasks, ask, act, and print what became of each. Return the exit code."""
     search = search_of(**filters)

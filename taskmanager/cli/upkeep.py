@@ -29,11 +29,9 @@ from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow, expected_of
 from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.model.wording import counted
+from taskmanager.store.place import Place
 from taskmanager.store.protocol import Store, TaskFilter
 from taskmanager.store.sql.queries import counts
-from taskmanager.store.sqlite.backup import back_up
-from taskmanager.store.sqlite.presence import is_dead
-from taskmanager.store.sqlite.reading import open_read_only
 
 RECOVER_EPILOG: Final = """\b
 Examples:
@@ -79,13 +77,12 @@ _ENDED: Final = tuple(status for status in TaskStatus if status in TERMINAL)
     "--frozen", type=click.FloatRange(min=1), metavar="MINUTES",
     help="Also take what instances hold that are alive and have been silent for this long.",
 )  # fmt: skip
-def recover(db: Path, as_json: bool, frozen: float | None) -> None:
+def recover(db: Place, as_json: bool, frozen: float | None) -> None:
     """Give back the tasks of instances that have died.
 
     Dead is decided by the lock files: an instance that lives holds its own, whatever its heartbeats say.
     """
-    database = db.absolute()
-    orphans, dead, stale, nodes = write(db, lambda store: _recover(store, database, frozen))
+    orphans, dead, stale, nodes = write(db, lambda store: _recover(store, db, frozen))
     if as_json:
         names = ("task_id", "task_name", "status", "error_code")
         tasks = [{name: getattr(row, name) for name in names} for row in (*orphans, *stale)]
@@ -112,15 +109,15 @@ def _tell(rows: Sequence[TaskRow], whose: str) -> None:
 
 
 async def _recover(
-    store: Store, database: Path, frozen_minutes: float | None
+    store: Store, place: Place, frozen_minutes: float | None
 ) -> tuple[list[TaskRow], int, list[TaskRow], int]:
     """Recover, and return the moved rows of dead instances, how many were dead, the moved rows of frozen ones, and how
     many nodes of workflows were put right.
     """
     clock = SystemClock()
     known = {each.instance_id for each in await store.instances()}
-    dead = {each for each in known if is_dead(database, each)}
-    before = await _orphans(store, database, known - dead)
+    dead = {each for each in known if place.is_dead(each)}
+    before = await _orphans(store, place, known - dead)
     # What is recovered is said at the end, so nothing is told of each write.
     me = new_identity(None, clock.now_us())
     recovery = Recovery(store, clock, me, store.presence(me.instance_id), tell=lambda write: None)
@@ -147,13 +144,13 @@ async def _moved(store: Store, before: Sequence[TaskRow]) -> list[TaskRow]:
     return moved
 
 
-async def _orphans(store: Store, database: Path, alive: set[str]) -> list[TaskRow]:
+async def _orphans(store: Store, place: Place, alive: set[str]) -> list[TaskRow]:
     found: list[TaskRow] = []
     after = ""
     while rows := await store.fetch_orphans(alive, limit=PAGE, after=after, is_summary=True):
         after = rows[-1].task_id
         # Whoever has registered since the list was read holds its lock.
-        found += [row for row in rows if is_dead(database, row.claimed_by_worker_id or "")]
+        found += [row for row in rows if place.is_dead(row.claimed_by_worker_id or "")]
     return found
 
 
@@ -172,7 +169,7 @@ def purge(
     tags: tuple[tuple[str, str], ...],
     error_code: str | None,
     yes: bool,
-    db: Path,
+    db: Place,
     as_json: bool,
 ) -> None:
     """Delete the records of tasks that have ended."""
@@ -200,10 +197,9 @@ async def _in_pages(store: Store, wanted: TaskFilter, cutoff: int | None) -> int
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Replace FILE if it is there already.")
 @file_options
-def backup(file: Path, force: bool, db: Path, as_json: bool) -> None:
+def backup(file: Path, force: bool, db: Place, as_json: bool) -> None:
     """Copy the database into FILE, whether the application is running or not."""
     check_is_there(db)
-    with open_read_only(db, is_any_version=True) as connection:
-        size_bytes = back_up(connection, db, file, is_replacing=force)
+    size_bytes = db.back_up(file, is_replacing=force)
     said = f"{db} was copied to {file} ({size_bytes / 1_000_000:,.1f} MB)"
     answer({"db": str(db), "file": str(file), "size_bytes": size_bytes}, said, as_json=as_json)

@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -17,6 +16,7 @@ import click
 
 from taskmanager.cli.options import db_option
 from taskmanager.cli.run import load
+from taskmanager.store.place import Place
 
 Application = Callable[..., Any]
 """An ASGI application. Its type is in a library that may not be installed."""
@@ -58,7 +58,7 @@ $TASKMANAGER_WEB_TOKEN. FN gets the request and returns "read", "act" or None. N
 )  # fmt: skip
 @click.option("--read-only", is_flag=True, help="Nobody may change anything.")
 def web(
-    db: Path,
+    db: Place,
     host: str,
     port: int,
     token: str | None,
@@ -91,7 +91,7 @@ def web(
 
 
 def _app(
-    db: Path, token: str | None, auth: str | None, allowed: tuple[str, ...] | None, port: int, read_only: bool
+    db: Place, token: str | None, auth: str | None, allowed: tuple[str, ...] | None, port: int, read_only: bool
 ) -> Application:
     try:
         import uvicorn

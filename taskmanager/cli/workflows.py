@@ -1,6 +1,5 @@
 """`taskmanager workflows` and `workflow`: look at graphs of tasks, and act on a whole one."""
 
-from pathlib import Path
 from typing import Final, get_args
 
 import click
@@ -15,6 +14,7 @@ from taskmanager.model.errors import StoreError, UnknownTask
 from taskmanager.model.escaping import escaped
 from taskmanager.model.wording import counted
 from taskmanager.model.workflows import WorkflowStatus
+from taskmanager.store.place import Place
 from taskmanager.store.sql.queries import instances
 from taskmanager.store.sql.session import Session
 from taskmanager.store.sql.workflow_views import WorkflowView, find_workflows, view_of, workflow_ids_like
@@ -54,7 +54,7 @@ class Status(click.Choice[str]):
     help="At most this many workflows.",
 )  # fmt: skip
 @file_options
-def workflows(status: str | None, name: str | None, limit: int, db: Path, as_json: bool) -> None:
+def workflows(status: str | None, name: str | None, limit: int, db: Place, as_json: bool) -> None:
     """List workflows, newest first."""
     with read(db) as connection, connection.snapshot():
         found = find_workflows(connection, status, name, limit)
@@ -72,12 +72,12 @@ def workflows(status: str | None, name: str | None, limit: int, db: Path, as_jso
 @click.argument("action", type=click.Choice(["show", "pause", "resume", "cancel", "retry"]))
 @click.argument("workflow_id", metavar="ID")
 @file_options
-def workflow(action: str, workflow_id: str, db: Path, as_json: bool) -> None:
+def workflow(action: str, workflow_id: str, db: Place, as_json: bool) -> None:
     """Show the graph of a workflow; pause, resume, cancel or retry it."""
     with read(db) as connection, connection.snapshot():
         wanted = the_workflow(connection, workflow_id)
         view = view_of(connection, wanted) if action in ("show", "retry") else None
-        alive = living(instances(connection), db.absolute())
+        alive = living(instances(connection), db)
     if view is None:
         _act(action, wanted, db, as_json=as_json)
     elif action == "retry":
@@ -107,7 +107,7 @@ def _show(view: WorkflowView, *, as_json: bool, is_running: bool) -> None:
     draw(WorkflowPage(view, following, SystemClock().now_us()))
 
 
-def _act(action: str, workflow_id: str, db: Path, *, as_json: bool) -> None:
+def _act(action: str, workflow_id: str, db: Place, *, as_json: bool) -> None:
     is_done, status = write(db, lambda store: act_on_workflow(store, action, workflow_id, SystemClock()))
     if not is_done:
         raise StoreError(f"workflow {workflow_id} is {status}; there is nothing to {action}, and nothing was changed")
@@ -115,7 +115,7 @@ def _act(action: str, workflow_id: str, db: Path, *, as_json: bool) -> None:
     answer(document, f"workflow {workflow_id} {told_of_workflow(action, status)}", as_json=as_json)
 
 
-def _retry(view: WorkflowView, db: Path, *, as_json: bool) -> None:
+def _retry(view: WorkflowView, db: Place, *, as_json: bool) -> None:
     failed = failed_tasks(view)
     if not failed:
         advice = (

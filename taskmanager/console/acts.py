@@ -7,7 +7,6 @@ another program keeps the file locked, each transaction is tried again.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from taskmanager.codec.arguments import arguments_of_text
@@ -21,9 +20,9 @@ from taskmanager.model.errors import ArgumentError, StoreError, StoreUnavailable
 from taskmanager.model.ids import new_task_id
 from taskmanager.model.record import TaskRow, TaskWrite, UnreadableRow
 from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
+from taskmanager.store.place import Place
 from taskmanager.store.protocol import Store
 from taskmanager.store.sql.workflow_views import WorkflowView
-from taskmanager.store.sqlite.presence import is_dead
 
 PAGE: Final = 500
 WRITE_PATIENCE_S: Final = 10.0  # how long an action tries to get at a file that another program holds locked
@@ -118,16 +117,14 @@ def why_not_cancelled(row: TaskRow) -> str | None:
     return None if row.status in LIVE else f"it is {row.status} already"
 
 
-async def cancel(store: Store, rows: Sequence[TaskRow], clock: Clock, database: Path | None) -> list[Answer]:
+async def cancel(store: Store, rows: Sequence[TaskRow], clock: Clock, place: Place | None) -> list[Answer]:
     """End the tasks that wait, and ask those to stop that run. Wait a second for the end of these.
 
-    The lock files beside the `database` tell which instances are dead; None is for a store in memory.
+    The `place` tells which instances are dead; None is for a store in memory.
     """
     done = await _cancel(store, [row for row in rows if row.status in LIVE], clock)
     asked = [row for row in rows if row.task_id in done and not is_free(row)]
-    orphans = {
-        row.task_id for row in asked if database is not None and is_dead(database, row.claimed_by_worker_id or "")
-    }
+    orphans = {row.task_id for row in asked if place is not None and place.is_dead(row.claimed_by_worker_id or "")}
     ended = await _wait_for_end(store, [row.task_id for row in asked if row.task_id not in orphans])
     return [_cancelled(row, row.task_id in done, row.task_id in orphans, ended.get(row.task_id)) for row in rows]
 

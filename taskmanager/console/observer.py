@@ -1,16 +1,14 @@
 """Looks at a database, once or again and again, and makes the overview of it.
 
-The lock files tell which instances live; the database does not. An instance is frozen when its heartbeat stops moving.
-The first look judges by the age of the heartbeat. Later looks use the observer's own clock, because a wall clock that
-jumps would make living instances look frozen.
+The place tells which instances live; the rows do not. An instance is frozen when its heartbeat stops moving. The first
+look judges by the age of the heartbeat. Later looks use the observer's own clock, because a wall clock that jumps would
+make living instances look frozen.
 """
 
-import contextlib
-import shutil
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from taskmanager.console.overview import Durations, Health, InstanceView, Overview, QueueView, StorageView
@@ -20,12 +18,11 @@ from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.errors import StoreError
 from taskmanager.model.report import InstanceReport, QueueReport, RunningTask
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.presence import PUT_BACK_S
+from taskmanager.store.place import Place
 from taskmanager.store.protocol import FREE_COUNT_CAP, FreeQueue, InstanceRow
 from taskmanager.store.sql.queries import counts as count_all
 from taskmanager.store.sql.session import Session
 from taskmanager.store.sql.statistics import statistics
-from taskmanager.store.sqlite.presence import has_lock_file, is_dead
 from taskmanager.store.statistics import Held, Statistics, said_by
 
 DEFAULT_HEARTBEAT_S: Final = 30.0  # for an instance that has not said yet how often its heart beats
@@ -38,8 +35,7 @@ COST_FACTOR: Final = 50.0
 TICK_S: Final = 1.0  # how often what runs is drawn anew, for its elapsed time
 SLOW_S: Final = 10.0  # how often the file is read although nobody wrote, so that ages and windows of time go on
 
-Opener = Callable[[Path], contextlib.AbstractContextManager[Session]]
-Traces = tuple[tuple[int, ...], ...]
+Opener = Callable[[], AbstractContextManager[Session]]
 
 
 class _Sign(NamedTuple):
@@ -51,10 +47,10 @@ class _Sign(NamedTuple):
 
 
 class Observer:
-    """Looks at one file, and remembers the signs of life. `database` is None for a store in memory."""
+    """Looks at one database, and remembers the signs of life. `place` is None for a store in memory."""
 
-    def __init__(self, database: Path | None, clock: Clock) -> None:
-        self._database = database
+    def __init__(self, place: Place | None, clock: Clock) -> None:
+        self._place = place
         self._clock = clock
         self._signs: dict[str, _Sign] = {}
         self._alive_s: dict[str, float] = {}
@@ -117,16 +113,17 @@ class Observer:
     def _is_dead(self, instance_id: str) -> bool:
         """Return whether the lock of the instance is free.
 
-        If its lock file is missing, an instance that was seen alive gets `PUT_BACK_S` to put the file back.
+        If its lock file is missing, an instance that was seen alive gets `put_back_s` to put the file back.
         """
-        if self._database is None:
+        place = self._place
+        if place is None:
             return False
         now_s = self._clock.elapsed_s()
-        if not is_dead(self._database, instance_id):
+        if not place.is_dead(instance_id):
             self._alive_s[instance_id] = now_s
             return False
-        was_alive_s = self._alive_s.get(instance_id, -PUT_BACK_S)
-        return now_s - was_alive_s >= PUT_BACK_S or has_lock_file(self._database, instance_id)
+        was_alive_s = self._alive_s.get(instance_id, -place.put_back_s)
+        return now_s - was_alive_s >= place.put_back_s or not place.is_missing(instance_id)
 
     def _silent_s(self, instance_id: str, seen_at: int) -> float:
         now_s = self._clock.elapsed_s()
@@ -144,17 +141,16 @@ class Observer:
             self._alive_s.pop(instance_id, None)
 
     def _storage(self, found: Statistics) -> StorageView:
-        if self._database is None:
+        if self._place is None:
             return StorageView(path=None)
-        log_bytes, disk_free_bytes = 0, None
-        with contextlib.suppress(OSError):
-            file = self._database.resolve()
-            log_bytes = file.with_name(f"{file.name}-wal").stat().st_size
-        with contextlib.suppress(OSError):
-            disk_free_bytes = shutil.disk_usage(self._database.parent).free
-        size = found.size
+        size, room = found.size, self._place.room()
         return StorageView(
-            str(self._database), size.total_bytes, size.free_bytes, log_bytes, disk_free_bytes, size.schema_version
+            str(self._place),
+            size.total_bytes,
+            size.free_bytes,
+            room.log_bytes,
+            room.disk_free_bytes,
+            size.schema_version,
         )
 
 
@@ -167,28 +163,28 @@ def _with_memory(counts: Mapping[TaskStatus, int], others: Iterable[InstanceRepo
     return found
 
 
-def look(database: Path, connection: Session, clock: Clock) -> Overview:
-    """Look at a file once."""
+def look(place: Place, connection: Session, clock: Clock) -> Overview:
+    """Look at a database once."""
     with connection.snapshot():
         found, counts = statistics(connection, clock.now_us()), count_all(connection)
-    return Observer(database, clock).overview(found, counts)
+    return Observer(place, clock).overview(found, counts)
 
 
 class Watch:
-    """Looks at a file whenever something was written to it.
+    """Looks at a database whenever something was written to it.
 
-    The sizes and times of the file and its log tell whether something was written. Only then the file is opened, at
-    most once a second, and less often if its queries are slow. The connection is closed after each look. If it stayed
-    open, the application could not remove the log when it stops, and people forget the log when they copy the file.
-    `fault` says why the file cannot be read now. `last` is the overview of the last look.
+    The sizes and times of the file and its log tell whether something was written. Only then the file is opened, by
+    `opener`, at most once a second, and less often if its queries are slow. The connection is closed after each look.
+    If it stayed open, the application could not remove the log when it stops, and people forget the log when they copy
+    the file. `fault` says why the file cannot be read now. `last` is the overview of the last look.
     """
 
-    def __init__(self, database: Path, clock: Clock, opener: Opener) -> None:
-        self._database = database
+    def __init__(self, place: Place, clock: Clock, opener: Opener) -> None:
+        self._place = place
         self._clock = clock
         self._opener = opener
-        self._observer = Observer(database, clock)
-        self._traces: Traces = ()
+        self._observer = Observer(place, clock)
+        self._traces: Hashable = None
         self._read_s = self._next_read_s = self._next_count_s = self._drawn_s = 0.0
         self._found: Statistics | None = None
         self._counts: Mapping[TaskStatus, int] = {}
@@ -198,7 +194,7 @@ class Watch:
 
     def look_again(self) -> None:
         """Read the file at the next look, however new the last one is."""
-        self._traces, self._next_read_s, self._next_count_s = (), 0.0, 0.0
+        self._traces, self._next_read_s, self._next_count_s = None, 0.0, 0.0
 
     def look(self) -> Overview | None:
         """Return the overview if there is something new to draw, else None. Raises no `StoreError`: see `fault`."""
@@ -219,11 +215,11 @@ class Watch:
         return self.last
 
     def _read_if_due(self, now_s: float) -> bool:
-        traces = traces_of(self._database)
+        traces = self._place.traces()
         is_quiet = now_s < self._next_read_s or traces == self._traces
         if self._found is not None and is_quiet and now_s - self._read_s < SLOW_S:
             return False
-        with self._opener(self._database) as connection, connection.snapshot():
+        with self._opener() as connection, connection.snapshot():
             self._found = statistics(connection, self._clock.now_us())
             read_s = self._clock.elapsed_s()
             if read_s >= self._next_count_s:
@@ -233,21 +229,6 @@ class Watch:
         self._traces, self._read_s = traces, now_s
         self._next_read_s = now_s + max(READ_S, (read_s - now_s) * COST_FACTOR)
         return True
-
-
-def traces_of(database: Path) -> Traces:
-    """Return what a write to the file, or to its log, changes."""
-    file = database.resolve()
-    return tuple(_trace(path) for path in (file, file.with_name(f"{file.name}-wal")))
-
-
-def _trace(path: Path) -> tuple[int, ...]:
-    """Return what a write to the file changes. An empty log does not count: SQLite makes one for readers too."""
-    try:
-        found = path.stat()
-    except OSError:
-        return ()
-    return (found.st_ino, found.st_size, found.st_mtime_ns) if found.st_size else ()
 
 
 # The file is newer than the reports of the instances, which may be a second old.

@@ -30,8 +30,8 @@ class InstanceObserver:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._store, self._clock, self._identity = engine, engine.store, engine.clock, engine.identity
-        self._database = engine.settings.database
-        self._observer = Observer(self._database, self._clock)
+        self._place = engine.settings.place
+        self._observer = Observer(self._place, self._clock)
         self._found: StoreOverview | None = None
         self._fault: str | None = None
         self._marked: InstanceReport | None = None
@@ -53,7 +53,7 @@ class InstanceObserver:
 
     async def overview_aside(self) -> Overview:
         """Return the overview, with the file read in a thread."""
-        if self._database is None:
+        if self._place is None:
             return self.overview()
         report = report_of(self._engine, has_memory=True)
         if self._is_due():

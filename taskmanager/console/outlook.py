@@ -1,7 +1,6 @@
 """Tells what happens next with a task, and when, from its row and from what is known of its owner and its queue."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from shlex import quote as shell_word
 from typing import Final, NamedTuple
 
@@ -16,8 +15,8 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.model.steps import StepRow
 from taskmanager.model.workflows import HELD, WorkflowRow
 from taskmanager.rules.recovery import judge_orphan
+from taskmanager.store.place import Place
 from taskmanager.store.protocol import InstanceRow
-from taskmanager.store.sqlite.presence import is_dead
 from taskmanager.store.statistics import OwnWorkflow, said_by
 
 _SHORT_ID: Final = 8
@@ -40,32 +39,32 @@ class Surroundings(NamedTuple):
     suspect: Suspect | None = None
 
 
-def living(known: Iterable[InstanceRow], database: Path | None) -> list[InstanceRow]:
-    """Return the instances that are not dead, by their lock files. A manager in memory has no file, and lives."""
-    return [each for each in known if database is None or not is_dead(database, each.instance_id)]
+def living(known: Iterable[InstanceRow], place: Place | None) -> list[InstanceRow]:
+    """Return the instances that are not dead. A manager in memory has no place, and lives."""
+    return [each for each in known if place is None or not place.is_dead(each.instance_id)]
 
 
 def surroundings(
     row: TaskRow,
     known: Sequence[InstanceRow],
-    database: Path | None,
+    place: Place | None,
     now_us: int,
     workflow: OwnWorkflow | None = None,
     *,
     is_paused: bool,
 ) -> Surroundings:
-    """Return the surroundings of a task, from the rows of the instances and their lock files.
+    """Return the surroundings of a task, from the rows of the instances and who of them lives.
 
-    `database` is None for a manager in memory, which is the only instance there.
+    `place` is None for a manager in memory, which is the only instance there.
     """
     owner_id = row.claimed_by_worker_id
-    alive = [said_by(each) for each in living(known, database)]
+    alive = [said_by(each) for each in living(known, place)]
     runners = [each.task_names for each in alive if each.runs(row.queue_name)]
     owner = next((each for each in known if each.instance_id == owner_id), None)
     return Surroundings(
         now_us=now_us,
         owner=owner,
-        is_owner_dead=database is not None and owner_id is not None and is_dead(database, owner_id),
+        is_owner_dead=place is not None and owner_id is not None and place.is_dead(owner_id),
         living_count=len(alive),
         is_queue_run=bool(runners),
         is_function_known=any(names is None or row.task_name in names for names in runners),

@@ -166,13 +166,4 @@ class Overview:
         return tuple(each for each in self.instances if each.health in wanted)
 
 
-class Finding(NamedTuple):
-    """What one check of `taskmanager doctor` has found, and what to do; no advice where all is well."""
-
-    name: str
-    is_well: bool
-    found: str
-    advice: str = ""
-
-
 NO_COUNTS: Final[Mapping[TaskStatus, int]] = dict.fromkeys(TaskStatus, 0)

@@ -2,7 +2,7 @@
 
 The modules by what they are about. Each knows only modules that stand before it.
 
-    The words:              loops definition phases live_task views instance
+    The words:              loops definition phases live_task views instance settings
     Time:                   timers
     What an attempt is:     outcome attempt
     Who is told:            waiters

@@ -20,6 +20,7 @@ from taskmanager.engine.life import Life
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.loops import Host
 from taskmanager.engine.room import MemoryWindow
+from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Settlement
 from taskmanager.engine.timers import Alarm, StallWatch, WatchedClock
 from taskmanager.engine.waiters import Follower
@@ -27,7 +28,6 @@ from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.hooks import Hooks
-from taskmanager.model.settings import Settings
 from taskmanager.store.presence import Presence
 from taskmanager.store.protocol import InstanceRow, Store
 

@@ -22,6 +22,7 @@ from taskmanager.engine.inbox import Inbox, loop_is_closed
 from taskmanager.engine.keys import Keys
 from taskmanager.engine.live_task import NOT_SAVED, Ending, LiveTask
 from taskmanager.engine.outcome import extra_of
+from taskmanager.engine.settings import Settings
 from taskmanager.engine.waiters import tell
 from taskmanager.model.call_options import NO_OPTIONS, CallOptions
 from taskmanager.model.clock import SECOND_US, Clock
@@ -37,7 +38,6 @@ from taskmanager.model.errors import (
 from taskmanager.model.ids import keyed_task_id, new_task_id
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, TaskResult
-from taskmanager.model.settings import Settings
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
 

@@ -52,7 +52,7 @@ def retry_way(*, force: bool = False, from_start: bool = False) -> Way:
 CANCEL: Final = Way(
     "cancelled",
     lambda manager, task_id: manager.cancel(task_id),
-    lambda source, store, rows: acts.cancel(store, rows, source.clock, source.database),
+    lambda source, store, rows: acts.cancel(store, rows, source.clock, source.place),
     acts.why_not_cancelled,
 )
 
@@ -104,7 +104,7 @@ async def act(
     source = deeds.source
     manager = None if source.running() is None else source.manager
     try:
-        if manager is not None and (len(task_ids) == 1 or source.database is None):
+        if manager is not None and (len(task_ids) == 1 or source.place is None):
             await _ask(deeds, manager, task_ids)
         else:
             await source.act(lambda store: _write(deeds, store, task_ids))

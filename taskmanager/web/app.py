@@ -1,7 +1,6 @@
 """Builds the dashboard: which page is at which address."""
 
 from collections.abc import Awaitable, Callable, Hashable
-from pathlib import Path
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -12,6 +11,7 @@ from starlette.types import ASGIApp
 
 from taskmanager.manager import TaskManager
 from taskmanager.model.errors import ConfigurationError, StoreError, TaskManagerError
+from taskmanager.store.place import Place
 from taskmanager.web import (
     acting,
     bulk,
@@ -109,9 +109,9 @@ def dashboard(
         raise ConfigurationError(f"dashboard: title must be text, not {title!r}")
     if format_arguments is not None and not callable(format_arguments):
         raise ConfigurationError(f"dashboard: format_arguments must be a function or None, not {format_arguments!r}")
-    database = manager._settings.database  # noqa: SLF001  # a part of the package
+    place = manager._settings.place  # noqa: SLF001  # a part of the package
     site = Site(
-        source=Source(database, manager),
+        source=Source(place, manager),
         title=title,
         hide_arguments=hide_arguments,
         format_arguments=format_arguments,
@@ -120,9 +120,9 @@ def dashboard(
     return Guard(pages_of(site), check_auth(auth), title=title, read_only=read_only)
 
 
-def file_site(database: Path, *, title: str, hide_arguments: bool = False, read_only: bool = False) -> Site:
-    """Return the dashboard of a file, whose application may be down."""
-    return Site(source=Source(database.absolute()), title=title, hide_arguments=hide_arguments, read_only=read_only)
+def file_site(place: Place, *, title: str, hide_arguments: bool = False, read_only: bool = False) -> Site:
+    """Return the dashboard of a database, whose application may be down."""
+    return Site(source=Source(place.absolute()), title=title, hide_arguments=hide_arguments, read_only=read_only)
 
 
 def pages_of(site: Site) -> Starlette:

@@ -10,7 +10,6 @@ import hmac
 import ipaddress
 import secrets
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, urlencode
 
@@ -18,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from taskmanager.store.place import Place
 from taskmanager.web.app import file_site, pages_of
 from taskmanager.web.guard import Auth, Guard, Refusal, cookie_line
 from taskmanager.web.mounting import place_of
@@ -31,9 +31,9 @@ HTTP_PORT: Final = 80
 ANY_PORT: Final = ":*"
 
 
-def file_dashboard(database: Path, auth: Auth, *, hosts: frozenset[str] | None, read_only: bool = False) -> ASGIApp:
-    """Return the dashboard of a file, whose application may be down. It answers to these names, None means any."""
-    site = file_site(database, title=database.name, read_only=read_only)
+def file_dashboard(place: Place, auth: Auth, *, hosts: frozenset[str] | None, read_only: bool = False) -> ASGIApp:
+    """Return the dashboard of a database, whose application may be down. It answers to these names, None means any."""
+    site = file_site(place, title=place.name, read_only=read_only)
     guarded = Guard(pages_of(site), auth, title=site.title, read_only=read_only)
     return guarded if hosts is None else HostCheck(guarded, hosts)
 

@@ -1,7 +1,6 @@
 """The page of schedules: when each fires in the next day, what came of the last run; pause, resume and run one now."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from starlette.requests import Request
@@ -14,6 +13,7 @@ from taskmanager.duties.schedule import run_by_hand, set_paused
 from taskmanager.model.clock import DAY_US, HOUR_US, MINUTE_US
 from taskmanager.model.ids import new_task_id
 from taskmanager.model.schedule import ScheduleRow
+from taskmanager.store.place import Place
 from taskmanager.store.sql import schedules as stored
 from taskmanager.store.sql.queries import instances
 from taskmanager.store.sql.session import Session
@@ -54,13 +54,13 @@ async def show(request: Request) -> View:
     """Show every schedule, the next one first."""
     source = site_of(request).source
     since = source.clock.now_us() // STANDS_US * STANDS_US
-    book = await source.look(_book, source.database, Line(since, since + DAY_US))
+    book = await source.look(_book, source.place, Line(since, since + DAY_US))
     return View("schedules.html", {"book": book, "ticks": hours(book.line, 3 * HOUR_US), "day": "the next 24 hours"})
 
 
-def _book(connection: Session, database: Path | None, line: Line) -> Book:
+def _book(connection: Session, place: Place | None, line: Line) -> Book:
     rows = stored.fetch(connection, limit=MAX_SHOWN + 1)
-    alive = {each.instance_id for each in living(instances(connection), database)}
+    alive = {each.instance_id for each in living(instances(connection), place)}
     rows = as_known(rows, alive)
     statuses = statuses_of(connection, [row.last_task_id for row in rows if row.last_task_id is not None])
     shown = [

@@ -12,13 +12,13 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, TypeVarTuple
 
-from taskmanager.console.observer import Traces, Watch, traces_of
+from taskmanager.console.observer import Watch
 from taskmanager.console.oneself import InstanceObserver
 from taskmanager.console.overview import Overview
 from taskmanager.engine.engine import Engine
@@ -26,11 +26,10 @@ from taskmanager.manager import TaskManager
 from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.memory import MemoryStore
+from taskmanager.store.place import Place
 from taskmanager.store.protocol import Store
 from taskmanager.store.sql.session import Session
 from taskmanager.store.sql.task_views import TaskView, of_memory
-from taskmanager.store.sqlite import SqliteStore
-from taskmanager.store.sqlite.reading import open_read_only
 
 SHARED_S: Final = 1.0
 """How long an answer is good for others who ask the same."""
@@ -48,10 +47,10 @@ Ts = TypeVarTuple("Ts")
 
 
 class Source:
-    """One file, or one manager. `taskmanager web` has no `manager`, and a manager in memory has no `database`."""
+    """One database, or one manager. `taskmanager web` has no `manager`, and a manager in memory has no `place`."""
 
-    def __init__(self, database: Path | None, manager: TaskManager | None = None) -> None:
-        self.database = database
+    def __init__(self, place: Place | None, manager: TaskManager | None = None) -> None:
+        self.place = place
         self.manager = manager
         self.clock: Clock = SystemClock()
         self._begin()
@@ -61,7 +60,7 @@ class Source:
         self._pid = os.getpid()
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="taskmanager-web")
         self._shared: dict[Hashable, tuple[float, asyncio.Task[Any]]] = {}
-        self._traces: Traces = ()
+        self._traces: Hashable = None
         self._same_since_s = self.clock.elapsed_s()
         self._watching = threading.Lock()
         self._watch: Watch | None = None
@@ -69,7 +68,7 @@ class Source:
         self._observer: tuple[Engine, InstanceObserver] | None = None
 
     def __repr__(self) -> str:
-        return f"<Source {self.database or 'in memory'}, {len(self._shared)} answers shared>"
+        return f"<Source {self.place or 'in memory'}, {len(self._shared)} answers shared>"
 
     async def read(self, ask: Callable[Concatenate[Session, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the answer of a function that reads a connection, all of it at one moment.
@@ -106,9 +105,9 @@ class Source:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
     def _read(self, work: Callable[[Session], R]) -> R:
-        if self.database is None:
+        if self.place is None:
             return self._in_memory().look(work)
-        with open_read_only(self.database, patience_s=READ_PATIENCE_S) as connection, connection.snapshot():
+        with self.place.read(patience_s=READ_PATIENCE_S) as connection, connection.snapshot():
             return work(connection)
 
     async def look(self, ask: Callable[Concatenate[Session, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -121,9 +120,9 @@ class Source:
 
         It is None soon after a write, while a shared answer may be older than that.
         """
-        if self.database is None or self._keeping_history() is not None:
+        if self.place is None or self._keeping_history() is not None:
             return None
-        traces, now_s = traces_of(self.database), self.clock.elapsed_s()
+        traces, now_s = self.place.traces(), self.clock.elapsed_s()
         if traces != self._traces:
             self._traces, self._same_since_s = traces, now_s
         return (traces, now_s // SAME_S) if now_s - self._same_since_s > 2 * SHARED_S else None
@@ -162,17 +161,17 @@ class Source:
         return await self._in_thread(self._watched)
 
     def _watched(self) -> Overview:
-        if self.database is None:
+        if self.place is None:
             raise _not_running()
         with self._watching:
             if self._watch is None:
-                self._watch = Watch(self.database, self.clock, _opened)
+                self._watch = Watch(self.place, self.clock, partial(self.place.read, patience_s=READ_PATIENCE_S))
             if self._is_watch_old:
                 self._is_watch_old = False
                 self._watch.look_again()
             self._watch.look()
             if self._watch.fault is not None or self._watch.last is None:
-                raise StoreUnavailable(self._watch.fault or f"{self.database} cannot be read")
+                raise StoreUnavailable(self._watch.fault or f"{self.place} cannot be read")
             return self._watch.last
 
     def running(self) -> Engine | None:
@@ -207,18 +206,18 @@ class Source:
 
         A manager in memory must run in this event loop: it would not hear of what is written here from another one.
         """
-        if self.database is None and self.running() is None:
+        if self.place is None and self.running() is None:
             raise _not_running()
         try:
-            return await (work(self._in_memory()) if self.database is None else self._on_file(self.database, work))
+            return await (work(self._in_memory()) if self.place is None else self._at(self.place, work))
         finally:
             self.look_again()
             if (engine := self.running()) is not None:
                 engine.life.wants_claim.set()  # what was written may wait for somebody: a memory store is not polled
 
-    async def _on_file(self, database: Path, work: Callable[[Store], Awaitable[R]]) -> R:
+    async def _at(self, place: Place, work: Callable[[Store], Awaitable[R]]) -> R:
         await self.read(_is_there)  # it is there, is ours, and has our schema
-        store = SqliteStore(database)
+        store = place.new_store()
         try:
             await store.open()
             return await work(store)
@@ -250,9 +249,3 @@ def _is_there(_connection: Session) -> None:
 def _not_running() -> StoreUnavailable:
     text = "the manager keeps its tasks in memory, and does not run here"
     return StoreUnavailable(f"{text}; start it in the event loop that serves this page")
-
-
-@contextlib.contextmanager
-def _opened(database: Path) -> Iterator[Session]:
-    with open_read_only(database, patience_s=READ_PATIENCE_S) as connection:
-        yield connection

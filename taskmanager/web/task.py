@@ -117,9 +117,7 @@ class LogLine(NamedTuple):
 
 def _page(site: Site, view: TaskView, running: RunningTask | None) -> dict[str, Any]:
     row, now_us = view.row, site.source.clock.now_us()
-    around = surroundings(
-        row, view.instances, site.source.database, now_us, view.workflow, is_paused=view.is_queue_paused
-    )
+    around = surroundings(row, view.instances, site.source.place, now_us, view.workflow, is_paused=view.is_queue_paused)
     line = _line(view, now_us)
     format_arguments, is_hidden = site.format_arguments, site.hide_arguments
     ended_at = row.completed_at or row.failed_at

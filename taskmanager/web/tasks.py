@@ -7,7 +7,6 @@ names them in `X-Rows`, and gets these rows as they are now. What is new meanwhi
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -20,13 +19,13 @@ from taskmanager.model.clock import LAST_US, span_us
 from taskmanager.model.record import TaskRow, UnreadableRow
 from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
 from taskmanager.model.wording import why
+from taskmanager.store.place import Place
 from taskmanager.store.sql.queries import SUMMARY, fetch_ids
 from taskmanager.store.sql.scanning import Counted, Scanned, count_up_to, scan
 from taskmanager.store.sql.search import Search, error_messages, is_pattern, memory_only
 from taskmanager.store.sql.session import Session
 from taskmanager.store.sql.windows import Cursor
 from taskmanager.store.sql.workflow_views import workflows_of
-from taskmanager.store.sqlite.presence import is_dead
 from taskmanager.store.statistics import OwnWorkflow
 from taskmanager.web.bulk import VERBS
 from taskmanager.web.filters import Filter, read_filter, span_told, told
@@ -117,12 +116,12 @@ async def show(request: Request) -> View | RedirectResponse:
     listing = None
     if not asked.faults:
         search = asked.search(looks_in_arguments=site.looks_in_arguments)
-        listing = await site.source.look(look, site.source.database, search, asked.before, held_rows(request))
+        listing = await site.source.look(look, site.source.place, search, asked.before, held_rows(request))
     values: dict[str, Any] = {
         "asked": asked, "listing": listing, "statuses": tuple(TaskStatus), "sinces": _sinces(asked),
         "told": _told(asked, listing), "filter_part": query_part(asked.query()), "older": _older(asked, listing),
         "verbs": [verb for verb in VERBS if verb.is_for(asked)], "wider": _wider(asked),
-        "looks_in_arguments": site.looks_in_arguments, "is_in_memory": site.source.database is None,
+        "looks_in_arguments": site.looks_in_arguments, "is_in_memory": site.source.place is None,
         "part": asked.text.strip() if _PART_OF_ID.fullmatch(asked.text.strip()) else "",
     }  # fmt: skip
     if listing is None:
@@ -139,7 +138,7 @@ def held_rows(request: Request) -> tuple[str, ...]:
 
 
 def look(
-    connection: Session, database: Path | None, search: Search, after: Cursor | None, held: Sequence[str]
+    connection: Session, place: Place | None, search: Search, after: Cursor | None, held: Sequence[str]
 ) -> Listing:
     """Return a page of the tasks that fit, or of those that are `held`."""
     scanned = scan(connection, search, PAGE, budget_s=LOOK_S, after=after)
@@ -153,7 +152,7 @@ def look(
     workflows = workflows_of(connection, [row.task_id for row in rows if row.is_workflow_task])
     lines = tuple(Line(row, _fault(row, messages), workflows.get(row.task_id)) for row in rows)
     is_full = len(rows) >= PAGE or bool(held)
-    return Listing(lines, reached, is_full, total, news_count, _unseen(connection, database, search))
+    return Listing(lines, reached, is_full, total, news_count, _unseen(connection, place, search))
 
 
 def _total(connection: Session, search: Search, scanned: Scanned, after: Cursor | None) -> Counted | None:
@@ -182,12 +181,12 @@ def _fault(row: TaskRow, messages: Mapping[str, str]) -> str:
     return why(row.error_code, messages.get(row.task_id), max_chars=MAX_CHARS, is_short=True)
 
 
-def _unseen(connection: Session, database: Path | None, search: Search) -> tuple[tuple[str, int], ...]:
+def _unseen(connection: Session, place: Place | None, search: Search) -> tuple[tuple[str, int], ...]:
     """Return how many tasks run in the memory of which living process, if the search is for what runs."""
     is_for_running = search.statuses in ((), (TaskStatus.RUNNING,)) and search._replace(statuses=()).is_everything
-    if database is None or not is_for_running:
+    if place is None or not is_for_running:
         return ()
-    living = [each for each in memory_only(connection) if not is_dead(database, each.instance_id)]
+    living = [each for each in memory_only(connection) if not place.is_dead(each.instance_id)]
     return tuple(Counter(f"process {each.pid} on {each.hostname}" for each in living).items())
 
 

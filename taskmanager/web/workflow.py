@@ -7,7 +7,6 @@ of those nodes alone that it shows.
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +22,7 @@ from taskmanager.model.errors import UnknownTask
 from taskmanager.model.states import WAITING
 from taskmanager.model.wording import counted, why
 from taskmanager.model.workflows import ENDED_WORKFLOW, WorkflowRow
+from taskmanager.store.place import Place
 from taskmanager.store.protocol import Store
 from taskmanager.store.sql.queries import instances
 from taskmanager.store.sql.session import Session
@@ -121,7 +121,7 @@ async def show(request: Request) -> View | RedirectResponse:
     """Show a workflow. A part of its id leads to it."""
     site, wanted = site_of(request), request.path_params["workflow_id"]
     start = _start_of(request.query_params.get("from", ""))
-    found = await site.source.look(_look, site.source.database, wanted, start)
+    found = await site.source.look(_look, site.source.place, wanted, start)
     if found is not None:
         return View("workflow.html", _page(site, found) | {"start": start, "max_rows": MAX_ROWS})
     ids = await site.source.look(workflow_ids_like, wanted.strip(), MAX_LIKE + 1)
@@ -136,7 +136,7 @@ def _start_of(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
 
 
-def _look(connection: Session, database: Path | None, workflow_id: str, start: int | None) -> Found | None:
+def _look(connection: Session, place: Place | None, workflow_id: str, start: int | None) -> Found | None:
     head = workflow_head(connection, workflow_id)
     if head is None:
         return None
@@ -155,7 +155,7 @@ def _look(connection: Session, database: Path | None, workflow_id: str, start: i
         rows=rows,
         names=node_ids_of(connection, workflow_id, named),
         children={each: (states[each], progress[each]) for each in inside if each in states and each in progress},
-        is_running=bool(living(instances(connection), database)),
+        is_running=bool(living(instances(connection), place)),
     )
 
 

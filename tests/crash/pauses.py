@@ -60,7 +60,7 @@ async def stop_here() -> None:
 
 def install(manager: TaskManager, pause: Pause) -> None:
     """Let this manager stop at that point."""
-    store = PausingStore(manager._settings.database or "", synchronous="full")
+    store = PausingStore(str(manager._settings.place), synchronous="full")
     store.pause = pause
     manager._make_store = lambda: store
     if pause["point"] == "inside":

@@ -14,6 +14,7 @@ from taskmanager.console.observer import look
 from taskmanager.console.overview import Problem
 from taskmanager.console.problems import ALONE_US
 from taskmanager.model.clock import SECOND_US, SystemClock
+from taskmanager.store.file_place import FilePlace
 from taskmanager.store.sqlite.reading import open_read_only
 from tests.crash.harness import wait_for
 
@@ -99,7 +100,7 @@ class Later(SystemClock):
 
 def told_of_suspects(database: Path) -> list[Problem]:
     with open_read_only(database) as connection:
-        return [each for each in look(database, connection, Later()).problems if "runs alone" in each.text]
+        return [each for each in look(FilePlace(database), connection, Later()).problems if "runs alone" in each.text]
 
 
 def command(database: Path, *words: str) -> Any:

@@ -16,6 +16,7 @@ from taskmanager.engine.definition import options_of
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import ArgumentError, StoreError, StoreUnavailable
 from taskmanager.model.record import TaskRow, UnreadableRow
+from taskmanager.store.file_place import FilePlace
 from taskmanager.store.sqlite import SqliteStore
 from tests.contract.rows import put, task
 
@@ -64,7 +65,7 @@ async def test_cancel_says_of_each_task_what_became_of_it(store: SqliteStore, pa
     """A free one is cancelled; one of a dead instance has been asked, and recovery ends it."""
     rows = [task("free"), task("lost", status="RUNNING"), task("done", status="COMPLETED")]
     await put(store, *rows)
-    free, lost, done = await acts.cancel(store, rows, CLOCK, path)
+    free, lost, done = await acts.cancel(store, rows, CLOCK, FilePlace(path))
     assert free == Answer("free", True, "cancelled")
     assert lost == Answer("lost", True, "asked", "its instance is dead; a start, or `taskmanager recover`, ends it")
     assert done == Answer("done", False, "refused", "it is COMPLETED already")
@@ -85,7 +86,7 @@ async def test_a_cancel_waits_for_the_end_of_what_runs(path: Path, store: Sqlite
         await handle.saved()
         await runs.wait()
         await manager.flush()
-        answers = await acts.cancel(store, await fetched(store, handle.task_id), CLOCK, path)
+        answers = await acts.cancel(store, await fetched(store, handle.task_id), CLOCK, FilePlace(path))
         assert answers == [Answer(handle.task_id, True, "cancelled")]
 
 

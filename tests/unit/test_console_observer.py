@@ -23,6 +23,7 @@ from taskmanager.console.overview import (
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskWrite
 from taskmanager.model.report import InstanceReport
+from taskmanager.store.file_place import FilePlace
 from taskmanager.store.presence import PUT_BACK_S
 from taskmanager.store.sql.queries import counts
 from taskmanager.store.sql.statistics import statistics
@@ -83,7 +84,7 @@ async def make_file(path: Path, **options: Any) -> Path:
 
 def seen(path: Path) -> Overview:
     with open_read_only(path) as connection:
-        return look(path, connection, SystemClock())
+        return look(FilePlace(path), connection, SystemClock())
 
 
 def names_in(folder: Path) -> list[str]:
@@ -210,7 +211,7 @@ async def test_dead_alive_and_frozen_are_told_apart(tmp_path: Path) -> None:
     """By the lock file, and by a heartbeat that does not move on the observer's own clock."""
     path, clock = await make_file(tmp_path / "tasks.db"), SetClock()
     register(path, clock, {"heartbeat_s": 10})
-    observer = Observer(path, clock)
+    observer = Observer(FilePlace(path), clock)
 
     def health() -> Health:
         with open_read_only(path) as connection:
@@ -359,20 +360,22 @@ async def test_json_has_this_shape(tmp_path: Path) -> None:
 class Counted:
     """Opens a file, and counts how often."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.count = 0
 
     @contextmanager
-    def __call__(self, path: Path) -> Iterator[SqliteSession]:
+    def __call__(self) -> Iterator[SqliteSession]:
         self.count += 1
-        with open_read_only(path) as connection:
+        with open_read_only(self.path) as connection:
             yield connection
 
 
 async def test_nothing_is_asked_or_drawn_while_nothing_changes(tmp_path: Path) -> None:
     """The file is not even opened; only now and then, for the ages on the screen."""
-    path, clock, opener = await make_file(tmp_path / "tasks.db"), SetClock(), Counted()
-    watch = Watch(path, clock, opener)
+    path, clock = await make_file(tmp_path / "tasks.db"), SetClock()
+    opener = Counted(path)
+    watch = Watch(FilePlace(path), clock, opener)
     assert watch.look() is not None
     for _ in range(3):
         clock.advance(1.5)
@@ -394,7 +397,7 @@ async def test_a_file_that_is_watched_is_closed_as_if_nobody_did(tmp_path: Path)
     """The application's stop moves the log into the file and removes it: then the file alone is all there is."""
     path = tmp_path / "tasks.db"
     async with TaskManager(path):
-        watch = Watch(path, SystemClock(), open_read_only)
+        watch = Watch(FilePlace(path), SystemClock(), FilePlace(path).read)
         assert watch.look() is not None
     assert names_in(tmp_path) == ["tasks.db"]
 
@@ -418,7 +421,7 @@ async def test_running_tasks_are_drawn_anew_every_second(tmp_path: Path) -> None
     register(path, clock, {"tasks": [{"task_id": "a", "task_name": "n", "started_at": clock.wall}]})
     lock = InstanceLock(path, "i1")
     lock.take()
-    watch = Watch(path, clock, open_read_only)
+    watch = Watch(FilePlace(path), clock, FilePlace(path).read)
     assert watch.look() is not None
     clock.advance(TICK_S / 2)
     assert watch.look() is None
@@ -432,7 +435,7 @@ async def test_running_tasks_are_drawn_anew_every_second(tmp_path: Path) -> None
 async def test_a_file_that_goes_away_is_waited_for(tmp_path: Path) -> None:
     """The screen says why it is empty, and fills when the file is back."""
     path, clock = await make_file(tmp_path / "tasks.db"), SetClock()
-    watch = Watch(path, clock, open_read_only)
+    watch = Watch(FilePlace(path), clock, FilePlace(path).read)
     assert watch.look() is not None
     away = path.rename(tmp_path / "away.db")
     clock.advance(SLOW_S)

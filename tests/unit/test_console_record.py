@@ -9,7 +9,6 @@ from rich.console import Console
 
 from taskmanager.console.figures import ROOM_FOR_ALL, cause, cause_of, exact, kind, message_of, relative, short
 from taskmanager.console.outlook import Outlook, Surroundings, outlook
-from taskmanager.console.overview import Finding
 from taskmanager.console.terminal.record import Record, record_view
 from taskmanager.console.terminal.tables import diagnosis_view, task_table
 from taskmanager.model.clock import to_us
@@ -18,6 +17,7 @@ from taskmanager.model.ids import failure_task_id
 from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow
 from taskmanager.model.report import RunningTask, Suspect
 from taskmanager.model.wording import why
+from taskmanager.store.place import Finding
 from taskmanager.store.protocol import InstanceRow
 from tests.unit.screens import assert_screen, drawn
 

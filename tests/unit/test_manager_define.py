@@ -478,7 +478,7 @@ async def test_a_warning_that_a_filter_makes_an_error_ends_no_start(capsys: pyte
         {"queues": ["q"]},
         {"exception_mapper": {ValueError: "lower"}},
         {"default_unhandled_error_code": "ValueError"},
-        {"snapshot_db": "postgresql://host/db"},
+        {"snapshot_db": "mysql://host/db"},
         {"requeue_pending": "no"},
         {"retry_policy": 3},
         {"codec": "zlib"},

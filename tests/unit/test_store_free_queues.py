@@ -9,6 +9,7 @@ import pytest
 from taskmanager.console.observer import look
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.states import TaskStatus
+from taskmanager.store.file_place import FilePlace
 from taskmanager.store.protocol import MAX_FREE
 from taskmanager.store.sql.claims import free_queues
 from taskmanager.store.sqlite.session import SqliteSession
@@ -67,7 +68,7 @@ def test_bounded_look_tells_all_where_there_are_few(connection: SqliteSession, n
 def test_overview_of_many_names_counts_all_tasks(database: Path, connection: SqliteSession) -> None:
     """The queues that are shown say that more may wait in them, and the count by status has every task."""
     put(connection, ONE_OF_EACH, MANY)
-    overview = look(database, connection, SystemClock())
+    overview = look(FilePlace(database), connection, SystemClock())
     assert overview.counts[TaskStatus.PENDING] == MANY
     assert len(overview.queues) >= MAX_FREE
     assert all(each.is_waiting_capped for each in overview.queues)

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from taskmanager.console import acts
 from taskmanager.model.record import TaskRow
+from taskmanager.store.file_place import FilePlace
 from taskmanager.web.acting import BATCH, act, retry_way
 from taskmanager.web.app import file_site, pages_of
 from taskmanager.web.site import Viewer
@@ -22,7 +23,7 @@ COPIES = [f"copy-{number:07}" for number in range(1, 2 * BATCH + 1)]
 
 def request_on(folder: Path) -> Request:
     """Return a request of somebody who may act on the file of this folder."""
-    app = pages_of(file_site(folder / DATABASE, title="shop"))
+    app = pages_of(file_site(FilePlace(folder / DATABASE), title="shop"))
     return Request({"type": "http", "app": app, "taskmanager.viewer": Viewer("act", "ada", "t" * 32)})
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from taskmanager.console.overview import Health
+from taskmanager.store.file_place import FilePlace
 from taskmanager.store.sql.loads import Load
 from taskmanager.web.app import file_site, pages_of
 from taskmanager.web.guard import Guard
@@ -34,7 +35,7 @@ async def test_work_of_the_dead_is_given_back_by_the_form(tmp_path: Path, caplog
     """At once, although the application that would do it is down; the living keep theirs."""
     database = tmp_path / "tasks.db"
     await asyncio.to_thread(rich_file.write, database)
-    pages = pages_of(file_site(database, title="tasks"))
+    pages = pages_of(file_site(FilePlace(database), title="tasks"))
 
     def held_by(owner: str) -> int:
         with closing(sqlite3.connect(database)) as connection:

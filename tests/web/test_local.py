@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from httpx import Response
 
+from taskmanager.store.file_place import FilePlace
 from taskmanager.store.sqlite import schema
 from taskmanager.web.local import TokenAuth, everybody_here, file_dashboard, hosts_of, is_loopback
 from tests.sessions import connect
@@ -26,7 +27,7 @@ async def file(tmp_path: Path) -> Path:
 
 def with_token(file: Path, **options: Any) -> Visitor:
     """A visitor of a dashboard that asks for the token."""
-    return Visitor(file_dashboard(file, TokenAuth(TOKEN), hosts=None, **options))
+    return Visitor(file_dashboard(FilePlace(file), TokenAuth(TOKEN), hosts=None, **options))
 
 
 EVERY_ADDRESS = ("", "queues", "healthz", "static/dashboard.css", "static/dashboard.js", "no-such", "?token=x")
@@ -39,7 +40,7 @@ async def test_page_whose_name_leads_to_this_machine_gets_nothing(file: Path) ->
         "127.0.0.1:8421.evil.example", "127.0.0.1:8421@evil.example", "evil.example#localhost:8421", "", "[::1]",
         "2130706433:8421", "0.0.0.0:8421",
     )  # fmt: skip
-    async with Visitor(file_dashboard(file, everybody_here, hosts=hosts_of(8421, ()))) as visitor:
+    async with Visitor(file_dashboard(FilePlace(file), everybody_here, hosts=hosts_of(8421, ()))) as visitor:
         for host in foreign:
             for address in EVERY_ADDRESS:
                 answer = await visitor.get(address, host=host)
@@ -54,7 +55,7 @@ async def test_page_whose_name_leads_to_this_machine_gets_nothing(file: Path) ->
 async def test_other_names_are_allowed_by_name(file: Path) -> None:
     """With a port for that port only, without one for any: a proxy or a tunnel listens where it wants."""
     hosts = hosts_of(80, ("Tasks.example.com", "localhost:9000", "[fd00::1]"))
-    async with Visitor(file_dashboard(file, everybody_here, hosts=hosts)) as visitor:
+    async with Visitor(file_dashboard(FilePlace(file), everybody_here, hosts=hosts)) as visitor:
         for host, wanted in {
             "tasks.example.com": 200, "tasks.example.com:8443": 200, "localhost:9000": 200, "localhost": 200,
             "localhost:80": 200, "[fd00::1]:1": 200, "localhost:9001": 421, "tasks.example.com.evil.example": 421,
@@ -86,7 +87,7 @@ async def test_cookie_is_good_after_a_restart_and_for_this_token_only(file: Path
         await one.get(f"?token={TOKEN}")
         again._client.cookies.update(one._client.cookies)
         assert (await again.get("queues")).status_code == 200
-    other = Visitor(file_dashboard(file, TokenAuth("another token of any length"), hosts=None))
+    other = Visitor(file_dashboard(FilePlace(file), TokenAuth("another token of any length"), hosts=None))
     async with other:
         other._client.cookies.update(one._client.cookies)
         assert (await other.get("queues")).status_code == 401
@@ -102,7 +103,7 @@ def is_refused(answer: Response) -> bool:
 async def test_nobody_gets_in_without_the_token(file: Path) -> None:
     """Whatever looks like it."""
     auth = TokenAuth(TOKEN)
-    async with Visitor(file_dashboard(file, auth, hosts=None)) as visitor:
+    async with Visitor(file_dashboard(FilePlace(file), auth, hosts=None)) as visitor:
         for query in ("", "?token=", f"?token={TOKEN[:-1]}", f"?token={TOKEN}x", "?token=%ff%00", f"?TOKEN={TOKEN}"):
             for address in ("", "queues", "healthz", "static/dashboard.js"):
                 assert is_refused(await visitor.get(address + query)), address + query
@@ -142,7 +143,7 @@ async def test_file_that_cannot_be_read_is_a_page_with_its_reason(tmp_path: Path
     file = tmp_path / "tasks.db"
     if content is not None:
         file.write_bytes(content)
-    async with Visitor(file_dashboard(file, everybody_here, hosts=None)) as visitor:
+    async with Visitor(file_dashboard(FilePlace(file), everybody_here, hosts=None)) as visitor:
         page, health = await visitor.get("queues"), await visitor.get("healthz")
     assert (page.status_code, health.status_code) == (503, 503)
     assert "tasks.db" in page.text
@@ -153,12 +154,12 @@ async def test_file_that_cannot_be_read_is_a_page_with_its_reason(tmp_path: Path
 async def test_health_of_a_file_says_whether_an_instance_lives(tmp_path: Path) -> None:
     """`taskmanager web` on a file is no sign that anybody runs its tasks."""
     async with manager_on(tmp_path):
-        file = file_dashboard(tmp_path / "tasks.db", everybody_here, hosts=None)
+        file = file_dashboard(FilePlace(tmp_path / "tasks.db"), everybody_here, hosts=None)
         async with Visitor(file) as visitor:
             answer = await visitor.get("healthz")
             assert (answer.status_code, answer.json()["status"]) == (200, "ok")
             assert answer.headers["content-type"] == "application/json"
-    async with Visitor(file_dashboard(tmp_path / "tasks.db", everybody_here, hosts=None)) as visitor:
+    async with Visitor(file_dashboard(FilePlace(tmp_path / "tasks.db"), everybody_here, hosts=None)) as visitor:
         answer = await visitor.get("healthz")
         assert (answer.status_code, answer.json()["status"]) == (503, "not running")
 
@@ -177,7 +178,7 @@ async def test_file_of_another_version_or_state_is_a_page_too(file: Path, change
     with closing(connect(file)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
         connection.executescript(f"{change}; BEGIN IMMEDIATE; PRAGMA user_version = 1; COMMIT")
-        async with Visitor(file_dashboard(file, everybody_here, hosts=None)) as visitor:
+        async with Visitor(file_dashboard(FilePlace(file), everybody_here, hosts=None)) as visitor:
             for address in ("", "tasks", "queues", "failures", "schedules", "instances", "workflows", "tasks/x"):
                 page = await visitor.get(address)
                 assert (page.status_code, reason in page.text) == (503, True), (address, page.text)
@@ -192,6 +193,6 @@ async def test_file_that_waits_for_its_migration_is_a_page(tmp_path: Path) -> No
     file = tmp_path / "tasks.db"
     with closing(connect(file)) as connection, connection:
         schema.create(connection, schema.migrations()[:2])
-    async with Visitor(file_dashboard(file, everybody_here, hosts=None)) as visitor:
+    async with Visitor(file_dashboard(FilePlace(file), everybody_here, hosts=None)) as visitor:
         page = await visitor.get("tasks")
     assert (page.status_code, "has schema version 2" in page.text) == (503, True), page.text

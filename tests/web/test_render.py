@@ -7,6 +7,7 @@ import pytest
 from starlette.requests import Request
 
 from taskmanager.model.clock import SystemClock
+from taskmanager.store.file_place import FilePlace
 from taskmanager.web.app import file_site, pages_of
 from taskmanager.web.markup import capitalize_first
 from taskmanager.web.mounting import inner_scope, place_of
@@ -32,7 +33,7 @@ class Ticking(SystemClock):
 
 async def test_drawing_gives_others_their_turn(tmp_path: Path) -> None:
     """A request of the application beside it waits for a slice, and not for the page."""
-    app = pages_of(file_site(tmp_path / "tasks.db", title="shop"))
+    app = pages_of(file_site(FilePlace(tmp_path / "tasks.db"), title="shop"))
     scope = {
         "type": "http", "method": "GET", "path": "/", "root_path": "", "query_string": b"", "headers": [],
         "scheme": "http", "server": ("test", 80), "app": app, "taskmanager.viewer": Viewer("read", "ann", "t" * 32),

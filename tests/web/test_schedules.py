@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from taskmanager.store.file_place import FilePlace
 from taskmanager.web.app import file_site, pages_of
 from taskmanager.web.guard import Guard
 from tests.web.visitor import Visitor, manager_on, visit
@@ -83,7 +84,7 @@ async def test_schedules_of_a_file_whose_application_is_down_say_so(tmp_path: Pa
 
     async with manager:
         pass
-    site = file_site(tmp_path / "tasks.db", title="tasks")
+    site = file_site(FilePlace(tmp_path / "tasks.db"), title="tasks")
     async with Visitor(Guard(pages_of(site), lambda _request: "read", read_only=False, title="tasks")) as visitor:
         html = await visitor.text("schedules")
     assert "No instance is running" in html

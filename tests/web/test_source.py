@@ -9,6 +9,7 @@ import pytest
 
 from taskmanager import TaskManager
 from taskmanager.console import observer
+from taskmanager.store.file_place import FilePlace
 from taskmanager.store.sql import statistics
 from taskmanager.store.sql.session import Session
 from taskmanager.store.sqlite.session import SqliteSession
@@ -28,7 +29,7 @@ def sum_of(connection: Session, one: int, *, other: int) -> int:
 async def test_look_passes_what_is_asked_behind_the_connection(tmp_path: Path) -> None:
     """The functions that read a file take the connection first, and what is asked after it."""
     async with manager_on(tmp_path):
-        source = Source(tmp_path / "tasks.db")
+        source = Source(FilePlace(tmp_path / "tasks.db"))
         assert await source.read(sum_of, 1, other=2) == 3
         assert await source.look(sum_of, 2, other=3) == 5
 
@@ -39,7 +40,7 @@ async def test_outcome_of_an_action_is_seen_behind_a_look_that_was_going_on(
 ) -> None:
     """That look may have read the file before the action, and end behind it. Its answer is not kept."""
     manager = manager_on(tmp_path)
-    source = Source(tmp_path / "tasks.db", manager if is_running else None)
+    source = Source(FilePlace(tmp_path / "tasks.db"), manager if is_running else None)
     read = observer.statistics
 
     def pausing(connection: SqliteSession, now: int) -> Statistics:

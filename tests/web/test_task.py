@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskManager, current_task, step
+from taskmanager.store.file_place import FilePlace
 from taskmanager.store.sql.task_views import Part
 from taskmanager.web import values
 from taskmanager.web.app import file_site, pages_of
@@ -299,7 +300,7 @@ async def test_memory_only_task_of_another_process_is_told_of(tmp_path: Path) ->
         begun.set()
         await gate.wait()
 
-    site = file_site(tmp_path / "tasks.db", title="tasks")
+    site = file_site(FilePlace(tmp_path / "tasks.db"), title="tasks")
     guard = Guard(pages_of(site), lambda _request: "act", read_only=False, title="tasks")
     async with manager, Visitor(guard) as visitor:
         handle = warm.enqueue()

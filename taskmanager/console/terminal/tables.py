@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from taskmanager.console.figures import MAX_CHARS, ROOM_FOR_ALL, cause_of, relative, short, workflow_label
-from taskmanager.console.overview import Finding
 from taskmanager.console.schedules import state, timing
 from taskmanager.console.terminal.colours import PAUSED_STYLE, style_of
 from taskmanager.console.terminal.grid import GAP, cut_end, cut_front
@@ -23,6 +22,7 @@ from taskmanager.model.record import TaskRow
 from taskmanager.model.schedule import ScheduleRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
+from taskmanager.store.place import Finding
 from taskmanager.store.statistics import OwnWorkflow
 
 _NARROW: Final = 70

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from taskmanager.model.clock import SystemClock
+from taskmanager.store.processes import process_name
 from taskmanager.store.sqlite.files import check_process, is_open_here
 
 try:
@@ -139,15 +140,16 @@ class WriterWatch:
         self._seen: tuple[int | None, int] = (None, 0)
         self._since_s = 0.0
 
-    def look(self) -> int | None:
-        """Return the process that has held the write lock for `LONG_S` and has committed nothing, or None."""
+    def look(self) -> str | None:
+        """Return the name of the process that has held the write lock for `LONG_S` and committed nothing, or None."""
         log, now_s = read_wal_index(self._database), self._clock.elapsed_s()
         seen = (log.writer_pid, log.frames)
         if seen != self._seen:
             self._seen, self._since_s = seen, now_s
-        return log.writer_pid if now_s - self._since_s >= LONG_S else None
+        is_long = now_s - self._since_s >= LONG_S
+        return process_name(log.writer_pid) if is_long and log.writer_pid is not None else None
 
-    def judge(self) -> int | None:
+    def judge(self) -> str | None:
         """Return that process in one call, which waits only while one writer holds the lock and commits nothing."""
         found = self.look()
         first = self._seen
@@ -192,13 +194,3 @@ def _has_open(pid: int, file: os.stat_result) -> bool:
                 if os.path.samestat(each.stat(), file):
                     return True
     return False
-
-
-def process_name(pid: int) -> str:
-    """Return `process 123 (python report.py)`, or less if the system does not tell its command line."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        words = []
-    line = " ".join(word.decode("utf-8", "replace") for word in words if word)
-    return f"process {pid} ({line[:60]})" if line else f"process {pid}"

@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.store.place import READ_PATIENCE_S
 from taskmanager.store.sql.rows import text_of
 from taskmanager.store.sqlite.connection import check_sqlite_version, translate
 from taskmanager.store.sqlite.files import check_process, open_existing
 from taskmanager.store.sqlite.schema import check_is_ours, check_version
 from taskmanager.store.sqlite.session import SqliteSession, primary_code
 
-READ_PATIENCE_S: Final = 5.0
-"""How long a read waits for another connection that replays the log; readers never wait for writers."""
-LOOP_PATIENCE_S: Final = 0.5
-"""The same where an event loop stands still meanwhile."""
 _SLICE_S: Final = 0.1
 """How long SQLite waits at a time: no signal is heard meanwhile, and Ctrl-C should be."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
 from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import Write
+from taskmanager.store.place import LOOP_PATIENCE_S
 from taskmanager.store.protocol import CommitReport
 from taskmanager.store.sql import transitions
 from taskmanager.store.sql.counting import add_counted
@@ -30,7 +31,7 @@ from taskmanager.store.sqlite.connection import (
 )
 from taskmanager.store.sqlite.files import Files, check_process, keep_open
 from taskmanager.store.sqlite.presence import FilePresence
-from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, open_read_only
+from taskmanager.store.sqlite.reading import open_read_only
 from taskmanager.store.sqlite.schema import migrate, never_dead
 from taskmanager.store.sqlite.session import SqliteSession, checkpoint
 from taskmanager.store.sqlite.stamp import LogStamp

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import pytest
 
-from taskmanager.cli import doctor
-from taskmanager.cli.doctor import clocks, disk, files_left, functions, judge_log, living, mount
+from taskmanager.cli.doctor import clocks, functions, living
 from taskmanager.console.observer import Observer
 from taskmanager.console.overview import NO_COUNTS, InstanceView
 from taskmanager.store.protocol import FreeQueue, InstanceRow
-from taskmanager.store.sqlite import locks
+from taskmanager.store.sqlite import doctor, locks
+from taskmanager.store.sqlite.doctor import disk, files_left, judge_log, mount
 from taskmanager.store.sqlite.locks import Reader, WalState, read_wal_index
 from taskmanager.store.statistics import FileSize, Pace, Statistics
 from tests.unit.command_line import taskmanager, write_tasks

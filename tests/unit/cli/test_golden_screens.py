@@ -16,6 +16,7 @@ import pytest
 from taskmanager.console.observer import look
 from taskmanager.console.terminal.screen import Focus, screen_lines, watch_lines
 from taskmanager.model.clock import SystemClock
+from taskmanager.store.file_place import FilePlace
 from taskmanager.store.sqlite.reading import open_read_only
 from taskmanager.store.sqlite.session import SqliteSession
 from taskmanager.store.statistics import FileSize
@@ -150,7 +151,7 @@ def test_answer_of_an_action_is_as_it_was(name: str, form: str) -> None:
 def test_screen_on_a_terminal_is_as_it_was(name: str, width: int, height: int, rich: Path) -> None:
     """As many lines as the terminal has: the most important first."""
     with open_read_only(rich / "tasks.db") as connection:
-        overview = look(Path("tasks.db"), connection, SystemClock())
+        overview = look(FilePlace("tasks.db"), connection, SystemClock())
     lines = {
         "status": screen_lines(overview, width, height),
         "live": screen_lines(overview, width, height, Focus.RUNNING),

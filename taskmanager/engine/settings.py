@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Literal
 
 from taskmanager.model.checks import is_storable
@@ -18,8 +17,8 @@ from taskmanager.model.config import (
     raise_faults,
 )
 from taskmanager.model.dataclass import dataclass
-from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.states import Lane
+from taskmanager.store.place import Place
 
 LARGE_THREADS = 32
 
@@ -28,7 +27,7 @@ LARGE_THREADS = 32
 class Settings:
     """Numbers with their units; see `TaskManager` for their meaning. Raises `ConfigurationError` with every fault."""
 
-    database: Path | None
+    place: Place | None
     snapshot_interval_s: float
     commit_interval_s: float
     synchronous: Literal["full", "normal"]
@@ -43,16 +42,6 @@ class Settings:
     store_poll_s: float
     instance_name: str | None
     run_queues: frozenset[str] | None
-
-    @staticmethod
-    def default_threads() -> int:
-        """Return as many as the standard library's pool has: enough for waiting, not enough to drown."""
-        return min(LARGE_THREADS, (os.cpu_count() or 1) + 4)
-
-    @staticmethod
-    def default_processes() -> int:
-        """Return one per core."""
-        return os.cpu_count() or 1
 
     def lanes(self) -> dict[Lane, int]:
         """Return the limit of each lane."""
@@ -99,6 +88,16 @@ class Settings:
         raise_faults("TaskManager", faults)
 
 
+def threads_of(asked: int | None) -> int:
+    """Return what was asked for, or as many as the standard library's pool has: enough for waiting, not to drown in."""
+    return min(LARGE_THREADS, (os.cpu_count() or 1) + 4) if asked is None else asked
+
+
+def processes_of(asked: int | None) -> int:
+    """Return what was asked for, or one per core."""
+    return (os.cpu_count() or 1) if asked is None else asked
+
+
 def _queue_faults(queues: Sequence[object]) -> list[str]:
     faults = [f"queues must hold QueueConfig, not {each!r}" for each in queues if not isinstance(each, QueueConfig)]
     names = [each.name for each in queues if isinstance(each, QueueConfig)]
@@ -128,32 +127,3 @@ def _run_queues_faults(run_queues: object) -> list[str]:
     if not isinstance(run_queues, Collection):
         return [f"run_queues must hold the names of queues, or be None for all of them, not {run_queues!r}"]
     return [f"run_queues: {fault}" for fault in map(queue_name_fault, run_queues) if fault]
-
-
-def database_of(snapshot_db: object) -> Path | None:
-    """Return the path that a manager was given, without a look at the disk. Raises `ConfigurationError`."""
-    if snapshot_db is None:
-        return None
-    path = os.fspath(snapshot_db) if isinstance(snapshot_db, str | os.PathLike) else None
-    if not isinstance(path, str) or not path.strip() or not _is_path(path):
-        raise ConfigurationError(
-            f"snapshot_db must be the path of a file, or None for memory only, not {snapshot_db!r}"
-        )
-    if "://" in path or path.startswith((":memory:", "file:")):
-        raise ConfigurationError(
-            f"snapshot_db must be the path of an SQLite file, not {path!r}; None keeps everything in memory"
-        )
-    if path.startswith("~/"):  # the advice to create that directory would be a trap
-        raise ConfigurationError(
-            "snapshot_db must be the path of a file, or None for memory only; Python does not replace the ~ of "
-            f"{path!r}: give Path(...).expanduser()"
-        )
-    return Path(path).absolute()
-
-
-def _is_path(text: str) -> bool:
-    """Return whether an operating system takes it: also bytes that are no UTF-8, in the form that Python gives them."""
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
