@@ -17,7 +17,6 @@ from typing import Final
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
 from taskmanager.model.workflows import HELD
-from taskmanager.rules.claims import started
 from taskmanager.store.constraints import failed, row_faults, unreadable
 from taskmanager.store.noted import Noted
 from taskmanager.store.on_failure import enqueued_by
@@ -30,19 +29,19 @@ from taskmanager.store.sql.statements import DUE, END_UNREADABLE, IS_PAUSE, LIVE
 from taskmanager.store.sql.workflows import advance
 
 _FREE: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_free"
-_IS_FREE: Final = "status = 'PENDING' AND claimed_by_worker_id IS NULL"
-_IN_QUEUE: Final = "queue_name = CAST(:queue_name AS TEXT)"
+IS_FREE: Final = "status = 'PENDING' AND claimed_by_worker_id IS NULL"
+IN_QUEUE: Final = "queue_name = CAST(:queue_name AS TEXT)"
 
 # A name that is not UTF-8 cannot be a part of JSON.
 _NAMES: Final = "SELECT value FROM json_each(:task_names) UNION ALL SELECT CAST(:odd_name AS TEXT)"
-_BETTER: Final = f"{_IN_QUEUE} AND priority < :better_than AND {_IS_FREE}"
+BETTER: Final = f"{IN_QUEUE} AND priority < :better_than AND {IS_FREE}"
 CANDIDATES: Final = f"""
-{hops(_FREE, _BETTER, "task_name", "priority", given=_NAMES)}
+{hops(_FREE, BETTER, "task_name", "priority", given=_NAMES)}
 SELECT json_group_array(row) FROM (
     SELECT t.rowid AS row FROM each_priority AS level JOIN taskmanager_tasks AS t ON t.rowid IN (
         SELECT rowid FROM {_FREE}
-        WHERE task_name = level.task_name AND {_IN_QUEUE} AND priority = level.priority
-            AND enqueued_at <= :now AND {_IS_FREE}
+        WHERE task_name = level.task_name AND {IN_QUEUE} AND priority = level.priority
+            AND enqueued_at <= :now AND {IS_FREE}
         ORDER BY enqueued_at, id LIMIT :limit
     )
     ORDER BY t.priority, t.enqueued_at, t.id LIMIT :limit
@@ -58,7 +57,7 @@ def _in_order(index: str, which: str, more: str = "") -> str:
     return f"""
         SELECT t.rowid AS row, t.task_name{more}
         FROM each_priority AS level CROSS JOIN taskmanager_tasks AS t INDEXED BY {index}
-        WHERE {_IN_QUEUE} AND t.priority = level.priority AND t.enqueued_at <= :now AND {which}
+        WHERE {IN_QUEUE} AND t.priority = level.priority AND t.enqueued_at <= :now AND {which}
         LIMIT :scanned
     """
 
@@ -66,59 +65,39 @@ def _in_order(index: str, which: str, more: str = "") -> str:
 _SCANNED_PER_ROW: Final = 10
 _SCANNED_AT_LEAST: Final = 1_000
 READY_CANDIDATES: Final = f"""
-{hops("taskmanager_tasks INDEXED BY taskmanager_tasks_ready", _BETTER, "priority")}
+{hops("taskmanager_tasks INDEXED BY taskmanager_tasks_ready", BETTER, "priority")}
 SELECT json_group_array(row), count(*) FROM (
-    SELECT row FROM ({_in_order("taskmanager_tasks_ready", _IS_FREE)})
+    SELECT row FROM ({_in_order("taskmanager_tasks_ready", IS_FREE)})
     WHERE task_name IN (SELECT value FROM json_each(:task_names)) LIMIT :limit
 )
 """
 # Those that were woken stand in front of all others of their priority.
 _SLEPT: Final = f"""
-{hops("taskmanager_tasks INDEXED BY taskmanager_tasks_ready", _BETTER, "priority")}
+{hops("taskmanager_tasks INDEXED BY taskmanager_tasks_ready", BETTER, "priority")}
 SELECT json_group_array(row) FROM (
-    SELECT row FROM ({_in_order("taskmanager_tasks_ready", _IS_FREE, ", t.snooze_count")})
+    SELECT row FROM ({_in_order("taskmanager_tasks_ready", IS_FREE, ", t.snooze_count")})
     WHERE snooze_count > 0 AND task_name IN (SELECT value FROM json_each(:task_names)) LIMIT :limit
 )
 """
-# A row whose columns contradict each other is passed over, and dealt with alone: it must not spoil the others' claim.
-_TAKE: Final = """
-UPDATE OR IGNORE taskmanager_tasks
-SET status = 'CLAIMED', claimed = 1, claimed_at = :now, claimed_by_worker_id = :owner, updated_at = :now
-WHERE rowid IN (SELECT value FROM json_each(:rows)) AND rowid NOT IN (SELECT value FROM json_each(:begun))
-"""
 # One more start must fit into the column; and such a count cannot be read.
-_IS_PLAIN: Final = f"""
+IS_PLAIN: Final = f"""
     t.crash_count = 0 AND t.good_until IS NULL AND t.cancel_requested_at IS NULL AND t.start_count < {2**31 - 1}
 """
-_PLAIN: Final = f"""
-SELECT json_group_array(json_array(row, task_name)) FROM (
-    SELECT t.rowid AS row, t.task_name FROM json_each(:rows) AS v JOIN taskmanager_tasks AS t ON t.rowid = v.value
-    WHERE {_IS_PLAIN} ORDER BY t.priority, t.enqueued_at, t.id
-)
-"""
-_START: Final = """
-UPDATE OR IGNORE taskmanager_tasks
-SET status = 'RUNNING', claimed = 0, start_count = start_count + 1, claimed_at = :now, claimed_by_worker_id = :owner,
-    started_at = :now, updated_at = :now, next_retry_at = NULL, progress = NULL, worker_pid = :worker_pid,
-    worker_hostname = :worker_hostname, worker_process_name = :worker_process_name
-WHERE rowid IN (SELECT value FROM json_each(:rows))
-"""
-_TAKEN: Final = "taskmanager_tasks AS t WHERE t.rowid IN (SELECT value FROM json_each(?))"
 _CLAIMED_AT: Final = f"""
 taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner
 WHERE t.claimed_by_worker_id = CAST(? AS TEXT) AND t.status IN ({LIVE_SQL}) AND t.claimed_at = ?
 """
-_WAITS: Final = (
+WAITS: Final = (
     f"claimed_by_worker_id IS NOT NULL AND status IN ('PENDING', 'CLAIMED') AND claimed_by_worker_id <> '{HELD}'"
 )
 _HELD: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_waiting"
 _OTHERS_SCANNED_AT_LEAST: Final = 100
 _OF_OTHERS: Final = _in_order(
-    "taskmanager_tasks_waiting", _WAITS, f", t.start_count, t.claimed_by_worker_id AS owner, {_IS_PLAIN} AS is_plain"
+    "taskmanager_tasks_waiting", WAITS, f", t.start_count, t.claimed_by_worker_id AS owner, {IS_PLAIN} AS is_plain"
 )
 # What has run before may have code that goes on there, in a thread that nobody can end.
 OTHERS: Final = f"""
-{hops(_HELD, f"{_IN_QUEUE} AND {_WAITS}", "priority")}
+{hops(_HELD, f"{IN_QUEUE} AND {WAITS}", "priority")}
 SELECT json_group_array(json_array(row, task_name)) FROM (
     SELECT row, task_name FROM ({_OF_OTHERS})
     WHERE owner <> :owner AND is_plain AND start_count = 0
@@ -131,10 +110,10 @@ json_each(?) AS wanted CROSS JOIN taskmanager_tasks AS t ON t.id = wanted.value
 WHERE t.claimed_by_worker_id IS NOT NULL AND t.claimed_by_worker_id <> CAST(? AS TEXT)
 """
 _LEVELS: Final = f"""
-{hops(_HELD, _WAITS, "queue_name", "priority")}
+{hops(_HELD, WAITS, "queue_name", "priority")}
 SELECT queue_name, priority, (
     SELECT min(enqueued_at) FROM {_HELD}
-    WHERE queue_name = level.queue_name AND priority = level.priority AND {_WAITS}
+    WHERE queue_name = level.queue_name AND priority = level.priority AND {WAITS}
 ) FROM each_priority AS level WHERE priority IS NOT NULL LIMIT ?
 """
 
@@ -159,61 +138,35 @@ _WAITS_AT: Final = (
 )
 
 
-_WOKEN_AT_ONCE: Final = 1_000
-_TO_WAKE: Final = f"""
-SELECT json_group_array(id) FROM (
-    SELECT id FROM taskmanager_steps WHERE wakes_at <= :now ORDER BY wakes_at LIMIT {_WOKEN_AT_ONCE}
-)
-"""
-# A task that has begun goes ahead of those that have not: it takes its place by the time at which it was sent.
-_WAKE: Final = f"""
-UPDATE taskmanager_tasks SET enqueued_at = min(enqueued_at, sent_at, :now)
-WHERE {_IS_FREE} AND enqueued_at <= :now AND id IN (
-    SELECT task_id FROM taskmanager_steps WHERE id IN (SELECT CAST(value AS INTEGER) FROM json_each(:steps))
-)
-"""
-_IS_AWAKE: Final = """
-UPDATE taskmanager_steps SET wakes_at = NULL WHERE id IN (SELECT CAST(value AS INTEGER) FROM json_each(:steps))
-"""
+class _MustBeAlone(Exception):
+    """A row that cannot be read belongs to a workflow, whose other rows change with it."""
 
 
-def _wake(connection: Session, now: int) -> None:
-    """Let tasks go ahead whose sleep is over. Where nobody sleeps, that is one look into an empty index."""
-    (steps,) = connection.execute(_TO_WAKE, {"now": now}).fetchone()
-    if steps != "[]":
-        connection.execute(_WAKE, {"steps": steps, "now": now})
-        connection.execute(_IS_AWAKE, {"steps": steps})
-
-
-def claim(connection: Session, request: ClaimRequest, counting: Counting | None = None) -> list[TaskRow]:
+def claim(
+    connection: Session, request: ClaimRequest, counting: Counting | None = None, *, is_beside: bool = True
+) -> list[TaskRow]:
     """See `Store.claim`. What it starts and ends is counted, if somebody counts."""
     if not request.task_names or request.limit < 1:
         return []
     due_at = request.others_due_at
     # Without the lock for writing first: a busy instance needs that.
-    if due_at is not None and not _others(connection, request, due_at, 1):
+    if due_at is not None and not others(connection, request, due_at, 1):
         return []
-    if request.has_slept and _candidates(connection, request, request.limit) == "[]":
+    if request.has_slept and candidates(connection, request, request.limit) == "[]":
         return []
-    with counted(connection, counting) as noted:
-        limit = request.limit
-        if request.file_limit is not None:
-            limit = min(limit, _places(connection, request, request.file_limit))
-        if due_at is None:
-            _wake(connection, request.now)
-            rows = _candidates(connection, request, limit)
-            begun = "[]"
-            if request.starting:
-                begun = _start(connection, packed(connection, _PLAIN, {"rows": rows}), request)
-            connection.execute(_TAKE, {"rows": rows, "begun": begun, "owner": request.owner, "now": request.now})
-        else:
-            rows = _start(connection, _others(connection, request, due_at, limit)[::2], request)
-        if rows == "[]":
-            return []
-        claimed = task_rows(connection, _TAKEN, (rows,))
-        if not all(map(_is_taken, claimed)):
-            claimed = [row if _is_taken(row) else _ended(connection, row, request.now, noted) for row in claimed]
-        noted.note_claimed(claimed, request.now)
+    try:
+        with counted(connection, counting, is_beside=is_beside) as noted:
+            limit = request.limit
+            if request.file_limit is not None:
+                limit = min(limit, _places(connection, request, request.file_limit))
+            claimed = connection.take(request, limit) if limit > 0 else []
+            if not all(map(_is_taken, claimed)):
+                if is_beside and any(row.is_workflow_task and not _is_taken(row) for row in claimed):
+                    raise _MustBeAlone
+                claimed = [row if _is_taken(row) else _ended(connection, row, request.now, noted) for row in claimed]
+            noted.note_claimed(claimed, request.now)
+    except _MustBeAlone:
+        return claim(connection, request, counting, is_beside=False)
     return sorted(claimed, key=lambda row: (row.priority, row.enqueued_at, row.task_id))
 
 
@@ -223,7 +176,7 @@ def fetch_claim(connection: Session, owner: str, claimed_at: int) -> list[TaskRo
     return sorted(rows, key=lambda row: (row.priority, row.enqueued_at, row.task_id))
 
 
-def _candidates(connection: Session, request: ClaimRequest, limit: int) -> str:
+def candidates(connection: Session, request: ClaimRequest, limit: int) -> str:
     """The rowids of the best rows that may be claimed, as JSON."""
     wanted = _wanted(request.task_names, request.queue_name, request.now, limit, request.better_than)
     if request.has_slept:
@@ -288,23 +241,11 @@ def fetch_taken(connection: Session, task_ids: Sequence[str], owner: str) -> dic
     return {row.task_id: row for row in rows}
 
 
-def _others(connection: Session, request: ClaimRequest, due_at: int, limit: int) -> list[tuple[int, str]]:
+def others(connection: Session, request: ClaimRequest, due_at: int, limit: int) -> list[tuple[int, str]]:
     """The rowids and functions of the best rows that wait at other instances."""
     wanted = _wanted(request.task_names, request.queue_name, due_at, 2 * limit)
     scanned = {"owner": request.owner, "scanned": _SCANNED_PER_ROW * limit + _OTHERS_SCANNED_AT_LEAST}
     return packed(connection, OTHERS, wanted | scanned)
-
-
-def _start(connection: Session, found: Sequence[tuple[int, str]], request: ClaimRequest) -> str:
-    """Start the best of these rows, as far as there are slots. Return their rowids as JSON."""
-    starting = request.starting
-    assert starting is not None
-    chosen = started([name for _, name in found], starting)
-    rows = json.dumps([found[each][0] for each in chosen])
-    if chosen:
-        known = {"rows": rows, "owner": request.owner, "now": request.now}
-        connection.execute(_START, known | starting._asdict())
-    return rows
 
 
 _COUNT_TAKEN: Final = """
@@ -324,7 +265,8 @@ WHERE t.status = 'RUNNING' AND t.claimed_by_worker_id = ?
 
 
 def _places(connection: Session, request: ClaimRequest, file_limit: int) -> int:
-    """How many may be claimed. The write lock is held, so it stays true until the commit."""
+    """How many may be claimed. No other claim counts them before this one is committed."""
+    connection.hold_queue(request.queue_name)
     (taken,) = connection.execute(_COUNT_TAKEN, {"name": request.queue_name}).fetchone()
     lent = 0
     if request.lenders:
@@ -350,9 +292,9 @@ _ANY_LEFT: Final = f"""
 SELECT rowid FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owner WHERE {_MAY_RUN} LIMIT :limit
 """
 _FIRST_LEFT: Final = f"""
-{hops(_HELD, _WAITS, "queue_name")}
+{hops(_HELD, WAITS, "queue_name")}
 SELECT t.rowid FROM each_queue_name AS each JOIN taskmanager_tasks AS t ON t.rowid IN (
-    SELECT rowid FROM {_HELD} WHERE queue_name = each.queue_name AND {_WAITS} AND {_MAY_RUN}
+    SELECT rowid FROM {_HELD} WHERE queue_name = each.queue_name AND {WAITS} AND {_MAY_RUN}
     ORDER BY priority, enqueued_at, id LIMIT :per_queue
 )
 LIMIT :limit
@@ -390,7 +332,7 @@ def make_due(connection: Session, now: int) -> int:
         return connection.execute(
             f"""
             UPDATE {_FREE} SET {DUE}, updated_at = :now
-            WHERE {_IS_FREE} AND enqueued_at > :now AND updated_at > :now
+            WHERE {IS_FREE} AND enqueued_at > :now AND updated_at > :now
                 AND (enqueued_at <= updated_at OR ({IS_PAUSE} AND NOT {SLEEPS}))
             """,
             {"now": now},
@@ -402,20 +344,20 @@ SELECT level.task_name, level.queue_name,
     (
         SELECT count(*) FROM (
             SELECT 1 FROM {_FREE}
-            WHERE task_name = level.task_name AND queue_name = level.queue_name AND {_IS_FREE} LIMIT :count_cap
+            WHERE task_name = level.task_name AND queue_name = level.queue_name AND {IS_FREE} LIMIT :count_cap
         )
     ),
     min((
         SELECT min(enqueued_at) FROM {_FREE}
-        WHERE task_name = level.task_name AND queue_name = level.queue_name AND priority = level.priority AND {_IS_FREE}
+        WHERE task_name = level.task_name AND queue_name = level.queue_name AND priority = level.priority AND {IS_FREE}
     ))
 FROM each_priority AS level WHERE level.priority IS NOT NULL
 GROUP BY level.task_name, level.queue_name
 ORDER BY level.task_name, level.queue_name
 """
 _FREE_LEVELS: Final = "task_name", "queue_name", "priority"
-_FREE_QUEUES: Final = hops(_FREE, _IS_FREE, *_FREE_LEVELS) + _OF_FREE_QUEUES
-_SOME_FREE_QUEUES: Final = hops(_FREE, _IS_FREE, *_FREE_LEVELS, limit=2 * MAX_FREE + 2) + _OF_FREE_QUEUES
+_FREE_QUEUES: Final = hops(_FREE, IS_FREE, *_FREE_LEVELS) + _OF_FREE_QUEUES
+_SOME_FREE_QUEUES: Final = hops(_FREE, IS_FREE, *_FREE_LEVELS, limit=2 * MAX_FREE + 2) + _OF_FREE_QUEUES
 """A series ends with a NULL, so at most every second row is one: when rows are left out, `MAX_FREE` are there."""
 
 

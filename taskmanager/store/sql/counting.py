@@ -152,10 +152,10 @@ class Counting:
 
 
 @contextmanager
-def counted(connection: Session, counting: Counting | None) -> Iterator[Noted]:
+def counted(connection: Session, counting: Counting | None, *, is_beside: bool = False) -> Iterator[Noted]:
     """Open a transaction, and count what is noted in it when it is committed. Without `counting` nothing is counted."""
     noted = Noted()
-    with connection.transaction():
+    with connection.transaction(is_beside=is_beside):
         yield noted
     if counting is not None:
         counting.keep(noted)

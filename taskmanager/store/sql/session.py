@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
+    from taskmanager.model.record import TaskRow
+    from taskmanager.store.protocol import ClaimRequest
     from taskmanager.store.sql.statements import Kind, Row
     from taskmanager.store.statistics import FileSize
 
@@ -74,6 +76,17 @@ class Session(Protocol):
 
     def write(self, kind: "Kind", rows: "Sequence[Row]", changed_ids: set[str] | None = None) -> int:
         """Write these rows. Return how many have changed something; their ids are added to `changed_ids`."""
+        ...
+
+    def take(self, request: "ClaimRequest", limit: int) -> "list[TaskRow]":
+        """Take at most `limit` rows for a claim, and start some, in the transaction that is open.
+
+        Return them as they are now, in any order. Those that could not be taken are among them.
+        """
+        ...
+
+    def hold_queue(self, queue_name: str) -> None:
+        """Let no other transaction hold this queue until the one that is open is over."""
         ...
 
     def is_rows_fault(self, error: Exception) -> bool:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from taskmanager.store.sql.rows import Undecodable
 from taskmanager.store.sql.statements import ROWS, VALUE, Kind, Row
+from taskmanager.store.sqlite import claims
 
 if TYPE_CHECKING:
     from taskmanager.store.statistics import FileSize
@@ -126,6 +127,11 @@ class SqliteSession(sqlite3.Connection):
                 changed += len(found)
             start += size
         return changed
+
+    take = claims.take  # no method that calls it: each claim would pay for another call
+
+    def hold_queue(self, queue_name: str) -> None:
+        """See `Session.hold_queue`. The lock for writing holds all of them."""
 
     def is_rows_fault(self, error: Exception) -> bool:
         """See `Session.is_rows_fault`."""
