@@ -8,6 +8,9 @@ import pytest
 from taskmanager.store.postgresql import writing
 from taskmanager.store.sql import statements as sql
 from tests.servers import Cluster
+from tests.unit.postgres_sessions import Connected, session
+
+__all__ = ["session"]  # a fixture
 
 ODD = ["", "NULL", None, "null", "{}", '{"a": "b\\"c"}', "a\\", '\\"', '"', ",", "-", " ", "\t\n", "é€😀", "\\N", "''"]
 
@@ -25,7 +28,7 @@ class Noted:
         return self
 
 
-@pytest.mark.parametrize("values", [ODD, ODD[:2], [None], [""], ["\0"[:0]], ["a", "b"]], ids=str)
+@pytest.mark.parametrize("values", [ODD, ODD[:2], [None], [""], [], ["a", "b"]], ids=str)
 def test_texts_are_read_back_as_they_were(cluster: Cluster, values: list[str | None]) -> None:
     """Whatever a text holds that means something in the text of an array."""
     with psycopg.connect(cluster.url()) as connection:
@@ -96,3 +99,40 @@ def test_writing_nothing_asks_nothing() -> None:
     told = Noted()
     assert writing.write(told, sql.INSERT, []) == 0  # type: ignore[arg-type]  # all that it needs
     assert told.told == []
+
+
+def test_writing_changes_many_rows_with_one_statement(session: Connected) -> None:
+    """Rows that are not what the writer last saw stay, and their ids are not returned."""
+
+    def rows(kind: sql.Kind, **known: Any) -> list[sql.Row]:
+        named = [{"id": f"t{number:03}", "result": f'["{number}"]', **known} for number in range(300)]
+        return [tuple(each.get(name) for name in kind.columns) for each in named]
+
+    given: Any = session  # all that it needs
+    call = {"task_name": "app:job", "queue_name": "q", "priority": 50, "max_retries": 1, "task_options": "{}"}
+    assert writing.write(given, sql.NEW, rows(sql.NEW, args="[]", sent_at=100, **call)) == 300
+    assert writing.write(given, sql.NEW, rows(sql.NEW, args="[]", sent_at=100, **call)) == 0
+    session.execute("UPDATE taskmanager_tasks SET claimed_by_worker_id = 'me', start_count = 1 WHERE id <> 't007'")
+    seen = {"expected_status": "PENDING", "expected_owner": "me", "expected_start_count": 1, "worker_pid": 7}
+    assert writing.write(given, sql.START, rows(sql.START, started_at=200, **seen)) == 299
+    seen |= {"expected_status": "RUNNING", "expected_start_count": 2}
+    changed: set[str] = set()
+    ends = rows(sql.SUCCESS, started_at=200, completed_at=300, **seen)
+    assert writing.write(given, sql.SUCCESS, ends, changed) == 299
+    assert changed == {row[0] for row in ends} - {"t007"}
+    assert writing.write(given, sql.FIRST_ATTEMPTS[sql.SUCCESS], ends) == 300
+    query = "SELECT status, start_count, worker_pid, result FROM taskmanager_tasks WHERE id IN ('t007', 't299')"
+    found = session.execute(f"{query} ORDER BY id").fetchall()
+    assert found == [("PENDING", 0, None, None), ("COMPLETED", 2, 7, '["299"]')]
+
+
+def test_writing_knows_which_columns_are_numbers(session: Connected) -> None:
+    """A name means the same in all tables, so one list will do."""
+    query = """
+        SELECT column_name, data_type FROM information_schema.columns
+        WHERE table_schema = ? AND table_name NOT IN ('taskmanager_pending', 'taskmanager_history')
+    """
+    found = session.execute(query, (session.schema,)).fetchall()
+    assert {kind for name, kind in found if name in writing.NUMBERS} == {"bigint", "integer", "smallint"}
+    used = {name for kind in (sql.INSERT, sql.ATTEMPT, sql.STEP_RECORD, sql.FIGURES, *sql.GRAPH) for name in kind.used}
+    assert used - writing.NUMBERS <= {name for name, kind in found if kind == "text"}

@@ -201,12 +201,16 @@ async def test_an_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_no_statement_needs_a_newer_sqlite_than_the_oldest_that_is_supported() -> None:
-    """The one on a developer's machine takes them all; on 3.37 a task would be refused when it is saved."""
+    """The one on a developer's machine takes them all; on 3.37 a task would be refused when it is saved.
+
+    What is PostgreSQL's is named so.
+    """
     root = Path(__file__).parents[2]
     files = [
         each
         for pattern in ("taskmanager/**/*.py", "taskmanager/**/*.sql", "docs/*.md", "tests/**/*.py")
         for each in root.glob(pattern)
+        if "postgres" not in str(each.relative_to(root))
     ]
     assert len(files) > 200
     assert not [

@@ -147,6 +147,8 @@ def texts(values: Sequence[Any]) -> str:
     Raises:
         psycopg.DataError: a text holds a NUL, or a value is no text.
     """
+    if not values:
+        return "{}"
     absent = values.count(None)
     try:
         joined = "\0,".join(["\0-" if value is None else value for value in values] if absent else values)
