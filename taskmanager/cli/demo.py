@@ -27,6 +27,7 @@ from taskmanager.cli.demo_tasks import check_file, key_of
 from taskmanager.cli.options import answer_json, json_option
 from taskmanager.model.escaping import escaped
 from taskmanager.model.wording import counted
+from taskmanager.store.place import place_at
 from taskmanager.store.sqlite.files import open_existing
 from taskmanager.store.sqlite.presence import is_dead, lock_files
 
@@ -62,7 +63,9 @@ def demo(directory: str | None, db: str, resume: bool, limit: int, as_json: bool
     One task per file below DIR (by default Python's standard library): hash it, and parse it if it is Python. In the
     middle the program gets a SIGTERM, as at a deploy, and is started again. Takes half a minute.
     """
-    database = Path(db).absolute()
+    if (file := place_at(db).file) is None:
+        raise click.UsageError("the demo makes a file of its own; give --db the path of one")
+    database = file.absolute()
     before = _check(database, escaped(db))
     if resume and before is None:
         raise click.ClickException(f"there is nothing in {escaped(db)} to go on with; start without --resume")
