@@ -115,6 +115,7 @@ CATCHES_BASE_EXCEPTION: Final = frozenset(
         "taskmanager/engine/definition.py",  # codecs and classes of the application store and read values
         "taskmanager/engine/settle.py",  # an error may hold a mapping of the application
         "taskmanager/store/sqlite/connection.py",  # work in the thread of a connection: raised where it is awaited
+        "taskmanager/store/postgresql/connection.py",  # as there
         "taskmanager/model/logger.py",  # filters and handlers of the application: a record is lost, nothing else
     }
 )

@@ -3,7 +3,9 @@
 from typing import Any
 
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite
+from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import ClaimRequest, CommitReport, Store
+from taskmanager.store.sqlite import SqliteStore
 
 ME, OTHER = "instance-me", "instance-other"
 
@@ -63,3 +65,8 @@ async def put(store: Store, *rows: TaskRow) -> None:
 def wants(**changes: Any) -> ClaimRequest:
     """A claim of this instance, of anything that is due."""
     return ClaimRequest(ME, ["app:job", "app:other"], "default", 10, 1_000)._replace(**changes)
+
+
+def keeps_nul(store: Store) -> bool:
+    """Whether a NUL in a text comes back. PostgreSQL has no such text, and gets U+FFFD in its place."""
+    return isinstance(store, MemoryStore | SqliteStore)

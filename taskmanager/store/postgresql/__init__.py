@@ -1,1 +1,1 @@
-"""The store on PostgreSQL. Its SQL is that of `store.sql`, put into PostgreSQL's words."""
+"""The store in one schema of a PostgreSQL server, which several hosts share."""

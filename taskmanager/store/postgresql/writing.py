@@ -80,7 +80,7 @@ def write(session: Session, kind: Kind, rows: Sequence[Row], changed_ids: set[st
     for part in _without_repetition(kind, rows):
         columns = list(zip(*sorted(part, key=itemgetter(0)), strict=True))
         made = statement(kind, _shared(kind, columns))
-        values: dict[str, Any] = {name: columns[place][0] for name, place in made.single}
+        values: dict[str, Any] = {name: _single(columns[place][0]) for name, place in made.single}
         for name, place, is_number in made.arrays:
             values[name] = (numbers if is_number else texts)(columns[place])
         if changed_ids is None:
@@ -90,6 +90,11 @@ def write(session: Session, kind: Kind, rows: Sequence[Row], changed_ids: set[st
             changed_ids.update(task_id for (task_id,) in found)
             changed += len(found)
     return changed
+
+
+def _single(value: Any) -> Any:
+    """Flags are numbers in the tables."""
+    return int(value) if value is True or value is False else value
 
 
 def _shared(kind: Kind, columns: Sequence[Row]) -> tuple[str, ...]:

@@ -148,11 +148,8 @@ def claim(
     """See `Store.claim`. What it starts and ends is counted, if somebody counts."""
     if not request.task_names or request.limit < 1:
         return []
-    due_at = request.others_due_at
     # Without the lock for writing first: a busy instance needs that.
-    if due_at is not None and not others(connection, request, due_at, 1):
-        return []
-    if request.has_slept and candidates(connection, request, request.limit) == "[]":
+    if (request.has_slept or request.others_due_at is not None) and not connection.may_take(request):
         return []
     try:
         with counted(connection, counting, is_beside=is_beside) as noted:

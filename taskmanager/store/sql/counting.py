@@ -39,7 +39,8 @@ class FigureKey(NamedTuple):
 
 def add(connection: Session, counted: Mapping[FigureKey, Sequence[int]]) -> None:
     """Add to the figures, in the transaction that is open. The counts come in the order of `noted.COUNTS`."""
-    connection.write(sql.FIGURES, [(*key, *counts) for key, counts in counted.items()])
+    # In order: two who add at once must not wait for each other.
+    connection.write(sql.FIGURES, [(*key, *counts) for key, counts in sorted(counted.items())])
 
 
 class Positions(NamedTuple):
@@ -165,7 +166,7 @@ def add_counted(connection: Session, counting: Counting) -> None:
     """Add to the figures what was counted, in a transaction of its own."""
     is_added = False
     try:
-        with connection.transaction():
+        with connection.transaction(is_beside=True):
             add(connection, counting.figures())
             is_added = True
     finally:

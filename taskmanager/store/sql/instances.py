@@ -37,20 +37,20 @@ def heartbeats(connection: Session) -> list[tuple[str, str, int]]:
 
 def save_worker_state(connection: Session, state: "WorkerState") -> None:
     """See `Store.save_worker_state`."""
-    with connection.transaction():
+    with connection.transaction(is_beside=True):
         connection.execute(f"INSERT {_into('taskmanager_worker_states', state._fields)}", state)
 
 
 def save_instance(connection: Session, row: InstanceRow) -> None:
     """See `Store.save_instance`."""
-    with connection.transaction():
+    with connection.transaction(is_beside=True):
         # A process may be named after a file whose name is no UTF-8.
         connection.execute(_INSTANCE, encodable(row))
 
 
 def forget_instances(connection: Session, instance_ids: Collection[str]) -> None:
     """See `Store.forget_instances`."""
-    with connection.transaction():
+    with connection.transaction(is_beside=True):
         connection.executemany(
             "DELETE FROM taskmanager_instances WHERE instance_id = CAST(? AS TEXT)", [(each,) for each in instance_ids]
         )

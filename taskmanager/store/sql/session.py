@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from taskmanager.model.record import TaskRow
+    from taskmanager.model.record import TaskRow, Write
     from taskmanager.store.protocol import ClaimRequest
     from taskmanager.store.sql.statements import Kind, Row
     from taskmanager.store.statistics import FileSize
@@ -76,6 +76,14 @@ class Session(Protocol):
 
     def write(self, kind: "Kind", rows: "Sequence[Row]", changed_ids: set[str] | None = None) -> int:
         """Write these rows. Return how many have changed something; their ids are added to `changed_ids`."""
+        ...
+
+    def storable(self, write: "Write") -> "Write":
+        """Return the write with texts that the database can hold, and that can be read by people."""
+        ...
+
+    def may_take(self, request: "ClaimRequest") -> bool:
+        """Whether a look without a lock finds anything for a claim of what others have, or of what was snoozed."""
         ...
 
     def take(self, request: "ClaimRequest", limit: int) -> "list[TaskRow]":

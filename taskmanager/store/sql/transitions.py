@@ -28,7 +28,7 @@ from taskmanager.model.record import (
 )
 from taskmanager.model.states import TERMINAL
 from taskmanager.rules.steps import has_timed_out
-from taskmanager.store.constraints import encodable, is_memory_only, step_of
+from taskmanager.store.constraints import is_memory_only, step_of
 from taskmanager.store.noted import Noted, ended_at
 from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.protocol import CommitReport
@@ -61,7 +61,7 @@ def commit(connection: Session, writes: Sequence[Write], counting: Counting | No
     attempts, *others = zip(_BEHIND_OTHERS, map(rows.pop, _BEHIND_OTHERS, repeat([])), strict=True)
     in_workflows, whole = rows.pop(sql.IN_WORKFLOW, None), rows.pop(sql.WHOLE, None)
     try:
-        with connection.transaction():
+        with connection.transaction(is_beside=not in_workflows):
             noted = _noted(whole, _ended_before(connection, whole)) if whole else None
             for kind, alike in rows.items():
                 if connection.write(kind, alike) != len(alike):
@@ -191,8 +191,9 @@ class _Outcome(NamedTuple):
 
 def _commit_with_care(connection: Session, sent: Sequence[Write], counting: Counting | None) -> CommitReport:
     outcome = _Outcome([], {}, [], [])
-    with connection.transaction():
-        _apply_halving(connection, [encodable(in_full(write)) for write in sent], outcome)
+    is_alone = any(isinstance(each, TaskWrite) and each.row.is_workflow_task for each in sent)
+    with connection.transaction(is_beside=not is_alone):
+        _apply_halving(connection, [connection.storable(in_full(write)) for write in sent], outcome)
         rows = fetch_ids(connection, outcome.lost)
     if counting is not None:
         for won, noted in outcome.won:
@@ -281,7 +282,7 @@ def _noted(writes: Sequence[sql.Row], before: frozenset[str]) -> Noted:
 
 def request_cancel(connection: Session, task_id: str, now: int) -> bool:
     """See `Store.request_cancel`."""
-    with connection.transaction():
+    with connection.transaction(is_beside=True):
         asked = connection.execute(
             f"""
             UPDATE OR IGNORE taskmanager_tasks
@@ -297,7 +298,7 @@ def request_cancel(connection: Session, task_id: str, now: int) -> bool:
 
 def set_paused(connection: Session, queue_name: str, paused: bool, now: int) -> None:
     """See `Store.set_paused`. Pausing again keeps the instant of the first time."""
-    with connection.transaction():
+    with connection.transaction(is_beside=True):
         if paused:
             connection.execute(
                 "INSERT INTO taskmanager_queues (queue_name, paused_at) VALUES (?, ?)"

@@ -50,6 +50,13 @@ WHERE {IS_FREE} AND enqueued_at <= :now AND id IN (
 _IS_AWAKE: Final = "UPDATE taskmanager_steps SET wakes_at = NULL WHERE id IN (SELECT value FROM json_each(:steps))"
 
 
+def may_take(connection: Session, request: ClaimRequest) -> bool:
+    """See `Session.may_take`."""
+    if request.others_due_at is not None:
+        return bool(others(connection, request, request.others_due_at, 1))
+    return candidates(connection, request, request.limit) != "[]"
+
+
 def take(connection: Session, request: ClaimRequest, limit: int) -> list[TaskRow]:
     """See `Session.take`."""
     due_at = request.others_due_at

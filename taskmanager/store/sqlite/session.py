@@ -20,6 +20,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
+from taskmanager.model.record import Write
+from taskmanager.store.constraints import encodable
 from taskmanager.store.sql.rows import Undecodable
 from taskmanager.store.sql.statements import ROWS, VALUE, Kind, Row
 from taskmanager.store.sqlite import claims
@@ -128,6 +130,11 @@ class SqliteSession(sqlite3.Connection):
             start += size
         return changed
 
+    def storable(self, write: Write) -> Write:
+        """See `Session.storable`."""
+        return encodable(write)
+
+    may_take = claims.may_take
     take = claims.take  # no method that calls it: each claim would pay for another call
 
     def hold_queue(self, queue_name: str) -> None:

@@ -6,9 +6,8 @@ CREATE FUNCTION taskmanager_instant(us bigint) RETURNS timestamptz LANGUAGE sql 
     RETURN CASE WHEN us BETWEEN 0 AND 253402300799999999 THEN timestamptz 'epoch'
         + (us / 1000000) * interval '1 second' + (us % 1000000) * interval '1 microsecond' END;
 
--- A block with EXCEPTION is a subtransaction, which no parallel worker may have: these two are left unsafe for them.
-
 -- What jsonb refuses is shown as the text that it is: a NUL in a string, and what a program has written that is no JSON.
+-- A block with EXCEPTION is a subtransaction, which no parallel worker may have: so it is not PARALLEL SAFE.
 CREATE FUNCTION taskmanager_json(json_text text) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE STRICT
     SET search_path = pg_catalog, pg_temp
 AS $$
@@ -16,17 +15,6 @@ BEGIN
     RETURN json_text::jsonb;
 EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
     RETURN to_jsonb(json_text);
-END
-$$;
-
--- Whether jsonb takes a text.
-CREATE FUNCTION taskmanager_json_valid(json_text text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE STRICT
-    SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    RETURN json_text::jsonb IS NOT NULL;
-EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
-    RETURN false;
 END
 $$;
 

@@ -1,0 +1,236 @@
+"""A connection to PostgreSQL as the verbs see it: see `Session`.
+
+The verbs send SQL in SQLite's words. It is put into PostgreSQL's once, and every table gets the name of its schema, so
+that no `search_path` is needed, which a pooler would forget between two transactions.
+
+Who writes begins with an advisory lock of the transaction: alone, as SQLite's writers are, or beside others, if all
+that it does repeats its preconditions. That lock is not one of the tables: rows that other programs hold, or a dump,
+never meet it. A program that stands still in the middle loses its transaction to `idle_in_transaction_session_timeout`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, cast
+
+import psycopg
+from psycopg.adapt import Loader
+from psycopg.pq import TransactionStatus
+from psycopg.types.numeric import Int8Dumper
+
+from taskmanager.model.errors import StoreUnavailable
+from taskmanager.model.record import TaskRow, TaskWrite, Write
+from taskmanager.store.constraints import encodable
+from taskmanager.store.postgresql import claims
+from taskmanager.store.postgresql.address import Address
+from taskmanager.store.postgresql.words import translated
+from taskmanager.store.postgresql.writing import write
+from taskmanager.store.protocol import ClaimRequest
+from taskmanager.store.sql.session import Values
+from taskmanager.store.sql.statements import Kind, Row
+
+if TYPE_CHECKING:
+    from taskmanager.store.statistics import FileSize
+
+TABLES: Final = (
+    "tasks", "task_attempts", "heartbeats", "worker_states", "schedule_state", "instances", "queues", "steps",
+    "events", "workflows", "workflow_tasks", "workflow_edges", "figures", "schema",
+)  # fmt: skip
+_OWN: Final = re.compile(rf"(?<![\w.\"'])(taskmanager_(?:{'|'.join((*TABLES, 'json'))}))\b")
+"""A table, or the function that reads JSON."""
+IDLE_MS: Final = 10_000
+"""How long a transaction of ours may stand still before the server ends it: its locks keep others waiting."""
+_WRITING: Final = 0x7461736B
+"""The first half of the lock that writers take; the second is the schema."""
+_GUILTY_CLASSES: Final = frozenset({"22", "23"})
+"""Data exceptions and violated constraints."""
+_TOO_LARGE: Final = "54000"
+_UNREPLICATED: Final = "01000"
+
+
+_NO_NUL: Final = "\ufffd"
+T = TypeVar("T", bound=tuple[Any, ...])
+
+
+def _without_nul(row: T) -> T:
+    made = (each.replace("\0", _NO_NUL) if isinstance(each, str) else each for each in row)
+    return tuple.__new__(type(row), made)
+
+
+class _Truth(Loader):
+    """Truth values as SQLite has them: 0 and 1."""
+
+    def load(self, data: Any) -> int:
+        return int(bytes(data) == b"t")
+
+
+class _Number(Loader):
+    """What PostgreSQL adds up as `numeric`."""
+
+    def load(self, data: Any) -> int | float:
+        text = bytes(data)
+        return float(text) if b"." in text else int(text)
+
+
+def adapt(connection: "psycopg.Connection[Any]") -> None:
+    """Let values come and go as with SQLite."""
+    connection.adapters.register_dumper(int, Int8Dumper)  # one type, or each size of a number is another statement
+    connection.adapters.register_loader("bool", _Truth)
+    connection.adapters.register_loader("numeric", _Number)
+
+
+class PostgresSession:
+    """One connection.
+
+    It `is_pooled` if a pooler stands between: the next transaction may be with another process of the server. While it
+    `is_unsynced`, commits do not wait for the disk.
+    """
+
+    faults: ClassVar[tuple[type[Exception], ...]] = (psycopg.Error, OverflowError, UnicodeEncodeError)
+    too_large: ClassVar[type[Exception]] = psycopg.errors.ProgramLimitExceeded
+
+    def __init__(self, raw: "psycopg.Connection[Any]", address: Address) -> None:
+        self.raw = raw
+        self.address = address
+        self.number = 0
+        """The oid of the schema, as a signed number of four bytes."""
+        self.is_pooled = False
+        self.is_unsynced = False
+        self._words: dict[str, str] = {}
+        self._is_unreplicated = False
+        raw.add_notice_handler(self._hear)
+
+    def __repr__(self) -> str:
+        return f"<PostgresSession {self.address}>"
+
+    @property
+    def in_transaction(self) -> bool:
+        """See `Session.in_transaction`."""
+        return self.raw.info.transaction_status is not TransactionStatus.IDLE
+
+    def set_number(self, oid: int) -> None:
+        """Note which schema it is: locks are named after it."""
+        self.number = oid - (1 << 32) if oid >= 1 << 31 else oid
+
+    def named(self, sql: str) -> str:
+        """Return SQL in PostgreSQL's words, with the schema before each table."""
+        known = self._words.get(sql)
+        if known is None:
+            known = self._words[sql] = self.qualified(translated(sql))
+        return known
+
+    def qualified(self, sql: str) -> str:
+        """Return SQL with the schema before each table."""
+        schema = self.address.quoted_schema.replace("%", "%%")
+        return _OWN.sub(rf"{schema}.\1", sql)
+
+    def execute(self, sql: str, values: Values = (), /) -> "psycopg.Cursor[Any]":
+        """See `Session.execute`."""
+        return self.raw.execute(cast("Any", self.named(sql)), values)
+
+    def execute_plain(self, sql: str, values: Values | None = None, /) -> "psycopg.Cursor[Any]":
+        """Do SQL of PostgreSQL's own, whose tables have their schema. Without values it may be several statements."""
+        return self.raw.execute(cast("Any", sql), values)
+
+    def executemany(self, sql: str, rows: Iterable[Values], /) -> object:
+        """See `Session.executemany`."""
+        with self.raw.cursor() as cursor:
+            cursor.executemany(cast("Any", self.named(sql)), list(rows))
+        return None
+
+    @contextmanager
+    def transaction(self, *, is_beside: bool = False) -> Iterator[None]:
+        """See `Session.transaction`."""
+        lock = "pg_advisory_xact_lock_shared" if is_beside else "pg_advisory_xact_lock"
+        unsynced = "SET LOCAL synchronous_commit = off; " if self.is_unsynced else ""
+        self.execute_plain(
+            f"BEGIN; SET LOCAL taskmanager.silent = 'on'; {unsynced}"
+            f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_MS}; SELECT {lock}({_WRITING}, {self.number})"
+        )
+        try:
+            yield
+            self.commit()
+        finally:
+            self.rollback()
+
+    def commit(self) -> None:
+        """End the transaction; what it has written stays.
+
+        Raises `StoreUnavailable` if the server says that it may not be on the standby: nobody knows then what stays.
+        """
+        self._is_unreplicated = False
+        self.execute_plain("COMMIT")
+        if self._is_unreplicated:
+            raise StoreUnavailable(
+                f"{self.address} has committed, and its standby may not have it: whether that stays is not known yet"
+            )
+
+    def rollback(self) -> None:
+        """End the transaction, if one is open; nothing of it stays."""
+        if not self.raw.closed and self.in_transaction:
+            self.execute_plain("ROLLBACK")
+
+    def _hear(self, notice: psycopg.errors.Diagnostic) -> None:
+        if notice.sqlstate == _UNREPLICATED and notice.severity_nonlocalized == "WARNING":
+            self._is_unreplicated = True
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """See `Session.snapshot`."""
+        if self.in_transaction:
+            yield
+            return
+        self.execute_plain("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        try:
+            yield
+        finally:
+            self.rollback()
+
+    def write(self, kind: Kind, rows: Sequence[Row], changed_ids: set[str] | None = None) -> int:
+        """See `Session.write`."""
+        return write(self, kind, rows, changed_ids)
+
+    def may_take(self, request: ClaimRequest) -> bool:
+        """See `Session.may_take`. A claim waits for nobody here, so it is no dearer than the look."""
+        return True
+
+    def take(self, request: ClaimRequest, limit: int) -> list[TaskRow]:
+        """See `Session.take`."""
+        return claims.take(self, request, limit)
+
+    def hold_queue(self, queue_name: str) -> None:
+        """See `Session.hold_queue`."""
+        claims.hold_queue(self, queue_name, self.number)
+
+    def storable(self, write: Write) -> Write:
+        """See `Session.storable`. No text holds a NUL here, and no tags an escaped one, because of their index."""
+        found = encodable(write)
+        if isinstance(found, TaskWrite):
+            row = _without_nul(found.row)
+            tags = None if row.tags is None else row.tags.replace("\\u0000", _NO_NUL)
+            found = found._replace(row=row._replace(tags=tags), attempts=tuple(map(_without_nul, found.attempts)))
+        return found
+
+    def is_rows_fault(self, error: Exception) -> bool:
+        """See `Session.is_rows_fault`."""
+        if not isinstance(error, psycopg.Error):
+            return True
+        code = error.sqlstate
+        if code is None:  # the driver itself refused a value, such as a text with a NUL
+            return isinstance(error, psycopg.DataError | psycopg.ProgrammingError)
+        return code[:2] in _GUILTY_CLASSES or code == _TOO_LARGE
+
+    def size(self) -> "FileSize":
+        """See `Session.size`. What is unused in the tables is not known without reading them."""
+        from taskmanager.store.statistics import FileSize  # only those who look at it load this
+
+        (total,) = self.execute_plain(
+            "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class AS c"
+            " WHERE c.relnamespace = %s::regnamespace AND c.relkind = 'r'",
+            (self.address.quoted_schema,),
+        ).fetchone() or (0,)
+        (version,) = self.execute("SELECT coalesce(max(version), 0) FROM taskmanager_schema").fetchone() or (0,)
+        return FileSize(total, 0, version)
+
+    def tidy(self) -> None:
+        """See `Session.tidy`: autovacuum does all of that."""

@@ -1,0 +1,249 @@
+"""The store on a PostgreSQL server: its connections, and what becomes of it when the server is another one."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
+
+from taskmanager.model.clock import Clock, SystemClock
+from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.record import Write
+from taskmanager.store.postgresql.address import Address
+from taskmanager.store.postgresql.beat import PostgresBeater
+from taskmanager.store.postgresql.connection import Connection, place_of, raise_not_open
+from taskmanager.store.postgresql.lives import MIN_GRACE_S
+from taskmanager.store.postgresql.schema import migrate, never_dead
+from taskmanager.store.postgresql.session import PostgresSession
+from taskmanager.store.postgresql.watch import Watch
+from taskmanager.store.protocol import CommitReport
+from taskmanager.store.sql import transitions
+from taskmanager.store.sql.counting import add_counted
+from taskmanager.store.sql.verbs import Verbs
+from taskmanager.store.watch_protocol import Whereabouts
+
+if TYPE_CHECKING:
+    from taskmanager.store.statistics import StoreOverview
+
+MEASURED_S: Final = 60.0
+"""How long the distance of the two clocks is believed."""
+_CLOCK: Final = SystemClock()
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+
+class PostgresStore(Verbs):
+    """Tasks in one schema of a PostgreSQL database.
+
+    `is_dead` tells whether a registered instance has ended; without it nothing is taken away from a schema in which one
+    is registered. `clock` is that of whoever writes.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        is_dead: Callable[[str], bool] = never_dead,
+        grace_s: float = MIN_GRACE_S,
+        clock: Clock = _CLOCK,
+    ) -> None:
+        super().__init__(clock)
+        self.address = address
+        self._is_dead = is_dead
+        self._grace_s = grace_s
+        self._clock = clock
+        self._writer: Connection | None = None
+        self._reader: Connection | None = None
+        self._watch: Watch | None = None
+        self._write_count = self._look_count = 0
+        self._measured_s = 0.0
+        self.clock_offset_us = 0
+
+    def __repr__(self) -> str:
+        return f"<PostgresStore {self.address} {'closed' if self._writer is None else 'open'}>"
+
+    async def open(self) -> None:
+        if self._writer is not None:
+            return
+        self._writer = writer = Connection(self.address)
+        self._reader = reader = Connection(self.address)
+        try:
+            await writer.open(self._prepare)
+            await reader.open()
+            await self._measure_clock(reader)
+        except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
+            self.end()
+            raise
+        except BaseException:
+            await self.close()
+            raise
+        reader.expected = writer.expected
+
+    def _prepare(self, session: PostgresSession) -> None:
+        migrate(session.raw, self.address.schema, self._is_dead, shown=str(self.address))
+        assert self._writer is not None
+        self._writer.place = self._writer.expected = place = place_of(session)
+        session.set_number(place.schema)
+
+    def work_inline(self) -> None:
+        before = self._writer
+        if before is None:
+            raise_not_open(self.address)
+        inline = Connection(self.address)
+        inline.expected = before.expected
+        inline.call(_nothing)
+        self.end()
+        self._writer = inline
+
+    def end(self) -> None:
+        before = self._reader, self._writer
+        self._reader = self._writer = None
+        for each in before:
+            if each is not None:
+                each.end()
+
+    async def close(self) -> None:
+        reader, self._reader = self._reader, None
+        writer, self._writer = self._writer, None
+        if writer is not None and self._counting.has_any:
+            with suppress(StoreError):  # what is lost by that are the figures of some moments
+                await writer.hop(_unsynced, add_counted, self._counting)
+        try:
+            if reader is not None:
+                await reader.close()
+        finally:
+            if writer is not None:
+                await writer.close()
+
+    async def _write(self, work: Callable[[PostgresSession, *Ts], R], *args: *Ts) -> R:
+        if self._writer is None:
+            raise_not_open(self.address)
+        found = await self._writer.hop(work, *args)
+        self._tell()
+        return found
+
+    def _tell(self, task_ids: Sequence[str] = ()) -> None:
+        """Tell the others, behind the commit, that something was written."""
+        self._write_count += 1
+        if self._watch is not None:
+            self._watch.tell(task_ids, "written")
+
+    async def _write_unsynced(self, work: Callable[[PostgresSession, *Ts], R], *args: *Ts) -> R:
+        return await self._write(_unsynced, work, *args)
+
+    async def _read(self, work: Callable[[PostgresSession, *Ts], R], *args: *Ts) -> R:
+        if self._reader is None:
+            raise_not_open(self.address)
+        return await self._reader.hop(work, *args)
+
+    async def commit(self, writes: Sequence[Write]) -> CommitReport:
+        if self._writer is None:
+            raise_not_open(self.address)
+        report = await self._writer.hop(transitions.commit, writes, self._counting)
+        self._tell([each.task_id for each in writes])
+        return report
+
+    works_in_thread = True
+
+    def begin_commit(
+        self, writes: Sequence[Write], loop: asyncio.AbstractEventLoop
+    ) -> Coroutine[Any, Any, CommitReport]:
+        if self._writer is None:
+            raise_not_open(self.address)
+        return self._told(self._writer.begin(loop, transitions.commit, writes, self._counting), writes)
+
+    async def _told(self, commit: Coroutine[Any, Any, CommitReport], writes: Sequence[Write]) -> CommitReport:
+        report = await commit
+        self._tell([each.task_id for each in writes])
+        return report
+
+    # Others
+
+    def presence(self, instance_id: str) -> Watch:
+        conninfo = self.address.direct or self.address.conninfo
+        self._watch = Watch(conninfo, self.address.schema, instance_id, self._clock, grace_s=self._grace_s)
+        return self._watch
+
+    async def changes(self) -> int:
+        if self._watch is not None and not self._watch.is_pooled:
+            return self._watch.changes()
+        self._look_count += 1
+        return self._look_count
+
+    def mark(self) -> object:
+        return None if self._watch is None or self._watch.is_pooled else (self._watch.mark(), self._write_count)
+
+    def watch(self) -> int | None:
+        return None if self._watch is None else self._watch.watch()
+
+    # Where the database is
+
+    async def look_after(self) -> Whereabouts:
+        writer, reader = self._writer, self._reader
+        if writer is None or reader is None:
+            return Whereabouts.LOST
+        for each in (writer, reader):
+            try:
+                await each.hop(_nothing)
+            except StoreUnavailable:
+                if each.is_another:
+                    return Whereabouts.LOST
+                raise
+        if self._clock.elapsed_s() - self._measured_s > MEASURED_S:
+            await self._measure_clock(reader)
+        return Whereabouts.WHOLE
+
+    def describe(self, found: Whereabouts) -> str:
+        return f"the database {self.address} was failed over to another server, or replaced, while in use"
+
+    async def mend(self) -> None:
+        """Nothing is ever damaged."""
+
+    async def _measure_clock(self, reader: Connection) -> None:
+        """Find out how far the server's clock is ahead. The middle of the way there and back is when it was read."""
+        self.clock_offset_us = await reader.hop(_clock_offset_us, self._clock)
+        self._measured_s = self._clock.elapsed_s()
+
+    # Upkeep
+
+    def open_beater(self) -> PostgresBeater:
+        return PostgresBeater(lambda: self._reader, self.address)
+
+    async def shrink(self) -> bool:
+        return False
+
+    async def upkeep(self, *, is_idle: bool) -> None:
+        """Autovacuum does it."""
+
+    def overview(self, now: int, *, counts_all: bool) -> "StoreOverview":
+        from taskmanager.store.sql.statistics import overview
+
+        if self._reader is None:
+            raise_not_open(self.address)
+        return self._reader.call(_overview, overview, now, counts_all)
+
+
+def _overview(
+    session: PostgresSession, ask: "Callable[..., StoreOverview]", now: int, counts_all: bool
+) -> "StoreOverview":
+    with session.snapshot():
+        return ask(session, now, counts_all=counts_all)
+
+
+def _clock_offset_us(session: PostgresSession, clock: Clock) -> int:
+    sent_us = clock.now_us()
+    (server_us,) = session.execute_plain(
+        "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+    ).fetchone() or (sent_us,)
+    return int(server_us) - (sent_us + clock.now_us()) // 2
+
+
+def _nothing(_session: PostgresSession) -> None:
+    """Ask nothing: to connect is the question."""
+
+
+def _unsynced(session: PostgresSession, work: Callable[[PostgresSession, *Ts], R], *args: *Ts) -> R:
+    session.is_unsynced = True
+    try:
+        return work(session, *args)
+    finally:
+        session.is_unsynced = False
