@@ -77,6 +77,13 @@ def place_of(session: PostgresSession) -> Place:
     return Place(*found)
 
 
+def lead_to_schema(session: PostgresSession) -> Place:
+    """Return which database this is, and name the locks of the session after its schema."""
+    place = place_of(session)
+    session.set_number(place.schema)
+    return place
+
+
 class Connection:
     """A connection that is used by whole functions only, one at a time: in its own thread, or in the caller's."""
 
@@ -159,8 +166,7 @@ class Connection:
         session = self._session
         if session is None or session.raw.closed:
             self._session = session = connect(self._address)
-            self.place = place_of(session)
-            session.set_number(self.place.schema)
+            self.place = lead_to_schema(session)
         if self.is_another:
             raise StoreUnavailable(
                 f"{self._address} was failed over or replaced; what memory knows is written to it first"

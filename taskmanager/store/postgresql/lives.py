@@ -11,14 +11,19 @@ answer, adds `MAX_STEP_S` at most: whatever stopped us may have stopped the owne
 import hashlib
 import threading
 from collections.abc import Collection, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from taskmanager.model.dataclass import dataclass
+
+if TYPE_CHECKING:
+    from taskmanager.store.postgresql.session import PostgresSession
 
 MIN_GRACE_S: Final = 10.0
 """A living instance needs less than this to take its lock again, or to write a heartbeat by another connection."""
 MAX_STEP_S: Final = 2.0
 """What one look adds to the observed time at most, twice the usual pause between two."""
+SILENT_US: Final = 60_000_000
+"""An instance that has lost its lock beats every second. One that has not for so long is not there."""
 LAST_ID: Final = 2**63 - 1
 FORGET_S: Final = 3 * 3600.0
 """An instance that nobody has asked about for so long is not observed any more."""
@@ -113,3 +118,27 @@ class Beats:
         moved = frozenset(sender for sender, row_id in latest.items() if row_id != self._latest.get(sender))
         self._latest, self.newest_id = latest, newest_id
         return moved
+
+
+_SEEMS_DEAD: Final = """
+SELECT NOT EXISTS (
+    SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted
+        AND classid::bigint = %s AND objid::bigint = %s
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+) AND coalesce((
+    SELECT sent_at FROM {table} WHERE sender_id = %s AND role = 'runner' ORDER BY sent_at DESC LIMIT 1
+), 0) < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - %s
+"""
+
+
+def seems_dead(session: "PostgresSession", instance_id: str) -> bool:
+    """Return whether nobody holds the lock of an instance, and it has sent no heartbeat for long.
+
+    This is for those who look once. An instance observes for the whole grace.
+    """
+    unsigned = 0xFFFF_FFFF
+    found = session.execute_plain(
+        _SEEMS_DEAD.format(table=session.qualified("taskmanager_heartbeats")),
+        (session.number & unsigned, lock_number(instance_id) & unsigned, instance_id, SILENT_US),
+    ).fetchone()
+    return found is not None and bool(found[0])

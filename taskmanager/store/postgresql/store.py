@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple
 
 from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import Write
 from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.beat import PostgresBeater
-from taskmanager.store.postgresql.connection import Connection, place_of, raise_not_open
+from taskmanager.store.postgresql.connection import Connection, lead_to_schema, raise_not_open
 from taskmanager.store.postgresql.lives import MIN_GRACE_S
 from taskmanager.store.postgresql.schema import migrate, never_dead
 from taskmanager.store.postgresql.session import PostgresSession
@@ -42,12 +42,14 @@ class PostgresStore(Verbs):
         self,
         address: Address,
         *,
+        synchronous: Literal["full", "normal"] = "full",
         is_dead: Callable[[str], bool] = never_dead,
         grace_s: float = MIN_GRACE_S,
         clock: Clock = _CLOCK,
     ) -> None:
         super().__init__(clock)
         self.address = address
+        self._is_unsynced = synchronous == "normal"
         self._is_dead = is_dead
         self._grace_s = grace_s
         self._clock = clock
@@ -81,8 +83,7 @@ class PostgresStore(Verbs):
     def _prepare(self, session: PostgresSession) -> None:
         migrate(session.raw, self.address.schema, self._is_dead, shown=str(self.address))
         assert self._writer is not None
-        self._writer.place = self._writer.expected = place = place_of(session)
-        session.set_number(place.schema)
+        self._writer.place = self._writer.expected = lead_to_schema(session)
 
     def work_inline(self) -> None:
         before = self._writer
@@ -117,7 +118,7 @@ class PostgresStore(Verbs):
     async def _write(self, work: Callable[[PostgresSession, *Ts], R], *args: *Ts) -> R:
         if self._writer is None:
             raise_not_open(self.address)
-        found = await self._writer.hop(work, *args)
+        found = await (self._writer.hop(_unsynced, work, *args) if self._is_unsynced else self._writer.hop(work, *args))
         self._tell()
         return found
 
@@ -138,9 +139,14 @@ class PostgresStore(Verbs):
     async def commit(self, writes: Sequence[Write]) -> CommitReport:
         if self._writer is None:
             raise_not_open(self.address)
-        report = await self._writer.hop(transitions.commit, writes, self._counting)
+        report = await self._writer.hop(self._commit, writes)
         self._tell([each.task_id for each in writes])
         return report
+
+    def _commit(self, session: PostgresSession, writes: Sequence[Write]) -> CommitReport:
+        if self._is_unsynced:
+            return _unsynced(session, transitions.commit, writes, self._counting)
+        return transitions.commit(session, writes, self._counting)
 
     works_in_thread = True
 
@@ -149,7 +155,7 @@ class PostgresStore(Verbs):
     ) -> Coroutine[Any, Any, CommitReport]:
         if self._writer is None:
             raise_not_open(self.address)
-        return self._told(self._writer.begin(loop, transitions.commit, writes, self._counting), writes)
+        return self._told(self._writer.begin(loop, self._commit, writes), writes)
 
     async def _told(self, commit: Coroutine[Any, Any, CommitReport], writes: Sequence[Write]) -> CommitReport:
         report = await commit

@@ -1,0 +1,165 @@
+"""One schema of a PostgreSQL server as the place of the tasks: see `Place`.
+
+Every method imports what it needs when it is called: whoever declares a manager at import has no use for the rest yet.
+"""
+
+from collections.abc import Coroutine, Hashable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import psycopg
+
+from taskmanager.model.clock import Clock, SystemClock
+from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.store.place import READ_PATIENCE_S, Room
+from taskmanager.store.postgresql.address import Address
+
+if TYPE_CHECKING:
+    from taskmanager.model.record import TaskRow
+    from taskmanager.store.place import Place
+    from taskmanager.store.postgresql.doctor import ServerChecks
+    from taskmanager.store.postgresql.session import PostgresSession
+    from taskmanager.store.postgresql.store import PostgresStore
+
+
+class ServerPlace:
+    """A schema of a database on a server, named by a URL. `str()` is the URL without its password."""
+
+    put_back_s = 0.0
+    file = None
+
+    def __init__(self, url: str) -> None:
+        self.address = Address.of(url)
+
+    def __str__(self) -> str:
+        return str(self.address)
+
+    def __repr__(self) -> str:
+        return f"<ServerPlace {self.address}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ServerPlace) and self.address == other.address
+
+    def __hash__(self) -> int:
+        return hash(self.address)
+
+    @property
+    def name(self) -> str:
+        """The name of the schema."""
+        return self.address.schema
+
+    def absolute(self) -> "ServerPlace":
+        """See `Place.absolute`."""
+        return self
+
+    def is_same(self, other: "Place | None") -> bool:
+        """See `Place.is_same`. Whether two names lead to one server is not looked up."""
+        return self == other
+
+    def new_store(
+        self, *, synchronous: Literal["full", "normal"] = "full", clock: Clock | None = None
+    ) -> "PostgresStore":
+        """See `Place.new_store`."""
+        from taskmanager.store.postgresql.store import PostgresStore
+
+        return PostgresStore(self.address, synchronous=synchronous, is_dead=self.is_dead, clock=clock or SystemClock())
+
+    @contextmanager
+    def read(self, *, patience_s: float = READ_PATIENCE_S, is_any_version: bool = False) -> "Iterator[PostgresSession]":
+        """See `Place.read`. Nothing is waited for but the server itself."""
+        from taskmanager.store.postgresql.connection import connect, lead_to_schema
+        from taskmanager.store.postgresql.faults import translate
+        from taskmanager.store.postgresql.schema import check_version
+
+        try:
+            session = connect(self.address)
+            try:
+                session.execute_plain("SET default_transaction_read_only = on")
+                if not is_any_version:
+                    check_version(session.raw, self.address.schema, shown=str(self))
+                lead_to_schema(session)
+                yield session
+            finally:
+                session.raw.close()
+        except psycopg.Error as error:
+            raise translate(self.address, error) from error
+
+    def traces(self) -> Hashable:
+        """See `Place.traces`: how many transactions have changed the tables of the schema."""
+        with self.read(is_any_version=True) as session:
+            return session.execute_plain(
+                "SELECT sum(n_tup_ins + n_tup_upd + n_tup_del)::text FROM pg_stat_all_tables WHERE schemaname = %s",
+                (self.address.schema,),
+            ).fetchone()
+
+    def is_dead(self, instance_id: str) -> bool:
+        """See `Place.is_dead`: whether nobody holds the lock of the instance, and its heart was silent for long."""
+        from taskmanager.store.postgresql.lives import seems_dead
+
+        with self.read(is_any_version=True) as session:
+            return seems_dead(session, instance_id)
+
+    def is_missing(self, instance_id: str) -> bool:
+        """See `Place.is_missing`. A lock leaves no trace, and `is_dead` waits long enough by itself."""
+        return False
+
+    def sign_of_life(self, instance_id: str) -> int | None:
+        """See `Place.sign_of_life`. There is none but the heartbeats."""
+        return None
+
+    def check_is_there(self, advice: str) -> None:
+        """See `Place.check_is_there`. The message names the server, and the advice another place."""
+        try:
+            with self.read(is_any_version=True):
+                return
+        except StoreUnavailable as exc:
+            raise StoreUnavailable(f"{exc}; {advice}") from exc
+
+    def check_process(self) -> None:
+        """See `Place.check_process`. A child may connect anew, and inherits no connection that it could use."""
+
+    def insert_through(self, connection: Any, row: "TaskRow") -> Coroutine[Any, Any, None] | None:
+        """See `Place.insert_through`."""
+        from taskmanager.store.postgresql.caller import insert_through
+
+        return insert_through(connection, row, self.address)
+
+    def insert_statement(self, row: "TaskRow") -> tuple[str, tuple[object, ...]]:
+        """See `Place.insert_statement`. The placeholders are `%s`."""
+        from taskmanager.store.postgresql.caller import insert_statement
+
+        return insert_statement(row, self.address)
+
+    def room(self) -> Room:
+        """See `Place.room`. What the server has left is the server's."""
+        return Room()
+
+    def writer_watch(self) -> "_NobodyWaits":
+        """See `Place.writer_watch`. No writer keeps all others from writing here."""
+        return _NobodyWaits()
+
+    def back_up(self, target: Path, *, is_replacing: bool) -> int:
+        """See `Place.back_up`: refuse."""
+        raise StoreError(
+            f"{self} is backed up with the server's own tools: pg_dump --schema={self.address.schema}, or a base "
+            "backup; `taskmanager copy` moves it into a file"
+        )
+
+    def doctor(self) -> "ServerChecks":
+        """See `Place.doctor`."""
+        from taskmanager.store.postgresql.doctor import ServerChecks
+
+        return ServerChecks(self.address)
+
+
+class _NobodyWaits:
+    """See `WriterWatch`."""
+
+    def look(self) -> str | None:
+        """See `WriterWatch.look`."""
+        return None
+
+    def judge(self) -> str | None:
+        """See `WriterWatch.judge`."""
+        return None
