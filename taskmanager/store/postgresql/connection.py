@@ -60,6 +60,8 @@ def connect(address: Address, *, is_direct: bool = False) -> PostgresSession:
         session.is_pooled = pid != raw.info.backend_pid
         if session.is_pooled:
             raw.prepare_threshold = None  # the next transaction may be with another server process
+        else:
+            session.execute_plain("SET jit = off")  # it takes seconds to compile what is over in a moment
     except BaseException:
         raw.close()
         raise

@@ -40,6 +40,21 @@ _OWN: Final = re.compile(rf"(?<![\w.\"'])(taskmanager_(?:{'|'.join((*TABLES, 'js
 """A table, or the function that reads JSON."""
 IDLE_MS: Final = 10_000
 """How long a transaction of ours may stand still before the server ends it: its locks keep others waiting."""
+_PLANS: Final = "".join(
+    f"SET LOCAL {setting}; "
+    for setting in (
+        "plan_cache_mode = force_generic_plan",
+        "enable_hashjoin = off",
+        "enable_mergejoin = off",
+        "enable_seqscan = off",
+        "jit = off",
+    )
+)
+"""How writers have their statements planned: by the indexes that they were written for, whatever the values are.
+
+A planner that knows the values, or hopes for a small table, joins the rows of a batch with all rows of their status: a
+hundred starts then read a million waiting rows. And it compiles what it takes for long, which takes seconds.
+"""
 _WRITING: Final = 0x7461736B
 """The first half of the lock that writers take; the second is the schema."""
 _GUILTY_CLASSES: Final = frozenset({"22", "23"})
@@ -144,7 +159,7 @@ class PostgresSession:
         lock = "pg_advisory_xact_lock_shared" if is_beside else "pg_advisory_xact_lock"
         unsynced = "SET LOCAL synchronous_commit = off; " if self.is_unsynced else ""
         self.execute_plain(
-            f"BEGIN; SET LOCAL taskmanager.silent = 'on'; {unsynced}"
+            f"BEGIN; {_PLANS}SET LOCAL taskmanager.silent = 'on'; {unsynced}"
             f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_MS}; SELECT {lock}({_WRITING}, {self.number})"
         )
         try:
