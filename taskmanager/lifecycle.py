@@ -21,7 +21,7 @@ from taskmanager.engine.database_watch import DatabaseWatch
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.engine import Engine, wire
 from taskmanager.engine.instance import new_identity
-from taskmanager.engine.intake import Intake
+from taskmanager.engine.intake import Intake, put_right
 from taskmanager.engine.loops import cancelled_once, outlast, shielded
 from taskmanager.engine.phases import STARTING
 from taskmanager.engine.polling import NAME as CLAIMER
@@ -147,7 +147,9 @@ class Lifecycle:
 
     async def _open(self) -> None:
         await cancelled_once(self._store.open())  # or what it closes then stays open behind the start
+        held = list(self._intake.held)
         self._wall_clock.go_by(self._store.clock_offset_us, is_first=True)
+        put_right(held, self._wall_clock.put_right_us)
         if self._presence is not None:
             await self._presence.take()
         await self._patiently(self._register)
@@ -158,7 +160,8 @@ class Lifecycle:
 
     async def _register(self) -> None:
         self._wall_clock.note_last_use(await self._store.latest_stamp(self._clock.now_us()))
-        await self._store.save_instance(self._identity._replace(updated_at=self._clock.now_us()))
+        row = self._identity._replace(started_at=self.engine.started_at, updated_at=self._clock.now_us())
+        await self._store.save_instance(row)
 
     async def _abort(self) -> None:
         """Let go of everything: this instance is dead, and what is in the file is recovered by the next start."""

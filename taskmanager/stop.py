@@ -104,7 +104,7 @@ class Abandoned:
         self._life, self._runner, self._threads = engine.life, engine.runner, engine.runner.threads
         self._dispatcher, self._writer, self._store = engine.dispatcher, engine.writer, engine.store
         self._identity, self._wall_clock = engine.identity, engine.wall_clock
-        self._heartbeat, self._presence = heartbeat, engine.presence
+        self._heartbeat, self._presence, self._engine = heartbeat, engine.presence, engine
         self._attempts: set[Attempt] = set()
         self._may_let_go = False
         self._lock = threading.Lock()
@@ -188,7 +188,8 @@ class Abandoned:
             await self._store.release(me, now_us, None if claim is None else claim.now)
             if self._wall_clock.holds_expiry:
                 # Its row may be all that tells of a clock that was ahead, by which the delays were freed just now.
-                await self._store.save_instance(self._identity._replace(updated_at=now_us))
+                row = self._identity._replace(started_at=self._engine.started_at, updated_at=now_us)
+                await self._store.save_instance(row)
                 return
             await self._store.forget_instances([me])
             if self._presence is not None:

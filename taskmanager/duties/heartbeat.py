@@ -20,6 +20,8 @@ from taskmanager.store.protocol import Beat, Beater
 LOOP_PROBE_S: Final = 0.5
 BLOCKED_AFTER_S: Final = 2.0
 """A loop of which nothing is heard for this long is reported as blocked."""
+UNSEEN_BEAT_S: Final = 1.0
+"""How often it beats for what runs while the others cannot see the proof that this instance lives."""
 SLOW_WRITE_S: Final = 1.0
 """A beat that takes this long meets what others may not get through at all."""
 
@@ -88,6 +90,7 @@ class Heartbeat:
             "runner": config.runner_heartbeat_interval_ms / 1000,
         }
         self._due_s = dict.fromkeys(self._intervals_s, self._heard_s)
+        self._beaten_s = self._heard_s
         self._beats_seen = 0
         self._blocked_since_s: float | None = None
         self.outlives_loop = False
@@ -161,18 +164,23 @@ class Heartbeat:
         """
         now_s = self._clock.elapsed_s()
         self._excuse(now_s - self._rested_s - LOOP_PROBE_S, now_s)
-        if self._presence is not None:
-            self._presence.put_back()
+        self._hurry(is_seen=self._presence is None or self._presence.put_back())
         beater.let_go()
         due = [role for role, at in self._due_s.items() if at <= now_s]
         is_blocked = now_s - self._heard_s > self._max_silence_s
         if due and self._beat(beater, [role for role in due if role != "claimer" or not is_blocked]):
             self._due_s.update((role, now_s + self._intervals_s[role]) for role in due)
+            self._beaten_s = now_s
         written_s = self._clock.elapsed_s()
         self._excuse(written_s - now_s, written_s)
         is_open = self._hear_loop() or self.outlives_loop
         self._rested_s = self._clock.elapsed_s()
         return is_open
+
+    def _hurry(self, *, is_seen: bool) -> None:
+        """Let the next beat be due soon where only beats show that this instance lives."""
+        if not is_seen:
+            self._due_s["runner"] = min(self._due_s["runner"], self._beaten_s + UNSEEN_BEAT_S)
 
     def _excuse(self, late_s: float, now_s: float) -> None:
         """A rest or a beat that took too long: the process was stopped, or the disk was slow. The loop could not beat

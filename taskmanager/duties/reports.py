@@ -76,7 +76,9 @@ class Reports:
         await self._write(report_of(self._engine).for_others())
 
     async def _write(self, report: InstanceReport) -> None:
-        row = self._identity._replace(live_tasks=dumps_report(report), updated_at=report.taken_at)
+        row = self._identity._replace(
+            started_at=report.started_at, live_tasks=dumps_report(report), updated_at=report.taken_at
+        )
         await self._store.save_instance(row)
         self._written = report
 
@@ -143,7 +145,7 @@ def report_of(
     memory_only = Counter(each.live.queue_name for each in running if not each.live.is_persisted)
     return InstanceReport(
         instance_id=engine.identity.instance_id,
-        started_at=engine.identity.started_at,
+        started_at=engine.started_at,
         taken_at=now,
         heartbeat_s=engine.settings.recovery.runner_heartbeat_interval_ms / 1000,
         is_stopping=engine.life.is_stopping,

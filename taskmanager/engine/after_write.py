@@ -269,10 +269,11 @@ class AfterWrite:
         if self._dispatcher.is_store_degraded:
             return
         self._dispatcher.is_store_degraded = True
+        is_seen = not self._dispatcher.is_detached()  # else others may run it too
         for live in list(self._live.values()):
             if live.phase is STARTING:
-                may_go_on = live.definition.requeue_on_interrupt or self._life.is_stopping or live.cancel_requested_at
-                if may_go_on and not live.is_unconfirmed:
+                is_safe = is_seen and live.definition.requeue_on_interrupt
+                if (is_safe or self._life.is_stopping or live.cancel_requested_at) and not live.is_unconfirmed:
                     self._start(live)
                 else:
                     self._take_start_back(live)

@@ -71,11 +71,10 @@ class Dispatcher:
         """Queues with ready tasks that were paused, or full."""
         self._held_back: list[Source] = []
         """Sources with tasks that may not start as long as the state is `_held_in`."""
-        self._held_in = (False, False)
+        self._held_in = (False, False, False)
         self.suspect: LiveTask | None = None
         """The task that runs and under which a process has died."""
-        self._arrivals = count()
-        self._entries = count()
+        self._arrivals, self._entries = count(), count()
         self.left_count = 0
         """How many tasks have stopped waiting, of all queues."""
         self.returned_count = 0
@@ -85,9 +84,9 @@ class Dispatcher:
         self.delays = Delays()
         self._resuming: dict[Lane, deque[tuple[Attempt, asyncio.Future[None]]]] = {lane: deque() for lane in lanes}
         self._room_waiters: Waiters = []
-        self._stale_count = 0
-        self._clean_up_at = STALE_CLEANUP_AT
+        self._stale_count, self._clean_up_at = 0, STALE_CLEANUP_AT
         self.is_store_degraded = False
+        self.is_detached: Callable[[], bool] = bool  # until it is told how to find out: False
         self.pause_count = 0
         """How often a queue was paused or resumed here. What was read from the store before that may be old."""
         self.wants_take: Callable[[], None] = _nobody
@@ -183,7 +182,7 @@ class Dispatcher:
         definition = live.definition
         needs_store = live.is_persisted and (not definition.requeue_on_interrupt or live.is_unconfirmed)
         queue = self.queues.get(live.queue_name) or self.queue(live.queue_name)
-        key = (definition.lane, needs_store, live.crash_count > 0)
+        key = (definition.lane, needs_store, live.is_persisted, live.crash_count > 0)
         source = queue.sources.get(key)  # type: ignore[call-overload]  # a plain tuple is the same key
         if source is None:
             source = queue.sources[SourceKey(*key)] = Source(queue, SourceKey(*key), self._arrivals)
@@ -344,15 +343,17 @@ class Dispatcher:
         source.is_parked, source.entry = True, None
         if source.queue.is_open:
             self._held_back.append(source)
-            self._held_in = (self.suspect is not None, self.is_store_degraded)
+            self._held_in = self._hold()
         else:
             self._closed[source.queue] = None
 
+    def _hold(self) -> tuple[bool, bool, bool]:
+        return self.suspect is not None, self.is_store_degraded, self.is_detached()
+
     def _look_again(self) -> None:
         """Put parked sources back into their heaps if their queue is open, or if what held them back has changed."""
-        state = (self.suspect is not None, self.is_store_degraded)
         parked: list[Source] = []
-        if self._held_back and state != self._held_in:
+        if self._held_back and self._hold() != self._held_in:
             parked, self._held_back = self._held_back, []
         for queue in [queue for queue in self._closed if queue.is_open]:
             del self._closed[queue]
@@ -363,9 +364,10 @@ class Dispatcher:
                 self._stand(source)
 
     def _may_start(self, source: Source) -> bool:
-        has_suspect, key = self.suspect is not None, source.key
-        is_held_back = has_suspect and (key.needs_store or key.is_suspect)
-        return source.queue.is_open and not (is_held_back or (self.is_store_degraded and key.needs_store))
+        key = source.key
+        is_held_back = self.suspect is not None and (key.needs_store or key.is_suspect)
+        waits = self.is_store_degraded and (key.needs_store or (key.is_stored and self.is_detached()))
+        return source.queue.is_open and not (is_held_back or waits)
 
     def give_back(self, live: LiveTask) -> None:
         """The slot of a task that has ended, or will not start after all."""

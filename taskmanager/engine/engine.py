@@ -108,6 +108,11 @@ class Engine:
         self.follower.leave_loop()
         self.writer.leave_loop()
 
+    @property
+    def started_at(self) -> int:
+        """When this start began, by the clock that counts. The identity was made before that clock was known."""
+        return self.identity.started_at + self.wall_clock.put_right_us
+
     def close_timers(self) -> None:
         """No more wake-ups."""
         self.alarm.close()
@@ -145,6 +150,8 @@ def wire(
     runs = settings.runs if settings.run_queues is not None else None
     dispatcher = Dispatcher(settings.lanes(), settings.queues, runs)
     window, presence = MemoryWindow(settings.max_in_memory, dispatcher), store.presence(identity.instance_id)
+    if presence is not None:
+        dispatcher.is_detached = lambda: presence.is_detached
     settlement = Settlement(identity, clock, random.random, settings.recovery.crash_budget)
     writer = Writer(store, clock, settings.commit_interval_s, settings.snapshot_interval_s)
     follower = Follower(loop, store, row_codec.decode_result)

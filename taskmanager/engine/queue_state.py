@@ -205,12 +205,14 @@ class SourceKey(NamedTuple):
     """The properties that keep ready tasks of one queue apart.
 
     `needs_store`: the task runs only after its start is committed: it is not safe to repeat, or the store knows whether
-    its key has a task. `is_suspect`: a process
-    died while it ran the task, so the task runs apart from other suspects, and from tasks that are not safe to repeat.
+    its key has a task. `is_stored`: the task is persisted, so that others run it when they take this instance for dead.
+    `is_suspect`: a process died while it ran the task, so the task runs apart from other suspects, and from tasks that
+    are not safe to repeat.
     """
 
     lane: Lane
     needs_store: bool
+    is_stored: bool
     is_suspect: bool
 
 

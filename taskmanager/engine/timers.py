@@ -106,6 +106,8 @@ class WatchedClock:
         """The time in elapsed seconds from which the wall clock decides alone again."""
         self._began_s = clock.elapsed_s()
         self._last_use_us = 0
+        self.put_right_us = 0
+        """By how much the first `go_by` of this start has put the clock right. Stamps from before are off by that."""
         _, self._offset_us = self._read()
 
     def __repr__(self) -> str:
@@ -136,6 +138,7 @@ class WatchedClock:
         if type(clock) is not SystemClock or clock.ahead_us == ahead_us:
             return
         by_us, clock.ahead_us = ahead_us - clock.ahead_us, ahead_us
+        self.put_right_us += by_us if is_first else 0
         set_ids_ahead(ahead_us)
         if is_first or abs(by_us) < STEP_US:
             self._offset_us += by_us

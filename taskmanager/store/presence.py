@@ -25,7 +25,16 @@ class Presence(Protocol):
     def put_back(self) -> bool:
         """Take it again if it was lost, and return whether the others can see it. Called in the heartbeat's thread.
 
-        It logs what it has put back, and raises nothing: the next round tries again.
+        It logs what it has put back, and raises nothing: the next round tries again. While it returns False, heartbeats
+        are all that the others see of this instance, and one is due every second.
+        """
+        ...
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the proof is out of sight of the others, who may soon take this living instance for dead.
+
+        While the store cannot be written either, it starts nothing that the others would start as well.
         """
         ...
 

@@ -144,7 +144,8 @@ class Oracle:
         has_suspect = any(each.crash_count for each in self.running)
         is_held = has_suspect and (needs_store or live.crash_count > 0)
         is_paused = dispatcher.queue(live.queue_name).is_paused
-        return not (is_paused or is_held or (dispatcher.is_store_degraded and needs_store))
+        waits = needs_store or (live.is_persisted and dispatcher.is_detached())
+        return not (is_paused or is_held or (dispatcher.is_store_degraded and waits))
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -177,6 +178,8 @@ def test_dispatch_takes_the_best_over_many_turns(seed: int) -> None:
             oracle.waiting.remove(gone)
         if chance.random() < 0.1:
             world.dispatcher.is_store_degraded = chance.random() < 0.5
+        if chance.random() < 0.1:
+            world.dispatcher.is_detached = chance.choice([lambda: True, lambda: False])
         assert world.take() == oracle.take()
 
 
@@ -276,6 +279,20 @@ def test_only_what_needs_the_store_waits_for_it() -> None:
     world.ready("memory only", LIGHT)
     world.dispatcher.is_store_degraded = True
     assert world.take() == ["safe to repeat", "memory only"]
+    world.dispatcher.is_store_degraded = False
+    assert world.take() == ["needs it"]
+
+
+def test_what_others_would_run_waits_where_they_do_not_see_that_we_live() -> None:
+    """They take this instance for dead and start its tasks; without the store it would not hear of that."""
+    world = World()
+    world.ready("needs it", DEFAULT, priority=1)
+    world.ready("safe to repeat", SAFE)
+    world.ready("memory only", LIGHT)
+    world.dispatcher.is_store_degraded, world.dispatcher.is_detached = True, lambda: True
+    assert world.take() == ["memory only"]
+    world.dispatcher.is_detached = lambda: False
+    assert world.take() == ["safe to repeat"]
     world.dispatcher.is_store_degraded = False
     assert world.take() == ["needs it"]
 

@@ -117,6 +117,7 @@ def test_the_clock_of_the_database_is_gone_by_from_the_start(monkeypatch: pytest
         assert abs(wall_clock.now_us() - machine.now_us() - ahead_us) < 60 * SECOND_US
         assert clock.ahead_us == ahead_us
         assert wall_clock.step_count == steps
+        assert wall_clock.put_right_us == -HOUR_US, "what the start has found, and no later step"
         after = ids.new_task_id()
         assert after > before, "also behind the ids that were made by a clock that was ahead"
         before = after

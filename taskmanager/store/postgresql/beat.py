@@ -1,9 +1,12 @@
-"""Signs of life, by the connection that reads: a beat waits for the query that is under way, and for no other."""
+"""Signs of life, by the connection that reads: a beat waits for the query that is under way, and for no other.
+
+Where that one is away and cannot be made anew, as when the server lets nobody in, it goes by the one that writes.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from taskmanager.model.errors import StoreUnavailable
+from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.connection import Connection
 from taskmanager.store.postgresql.session import PostgresSession
@@ -15,18 +18,23 @@ _BEAT: Final = (
 
 
 class PostgresBeater:
-    """Beats of one instance. `connection` gives the one that reads, or None while the store is closed."""
+    """Beats of one instance. `connections` gives those that it may go by, the best first; none of a closed store."""
 
-    def __init__(self, connection: Callable[[], Connection | None], address: Address) -> None:
-        self._connection = connection
+    def __init__(self, connections: Callable[[], Sequence[Connection]], address: Address) -> None:
+        self._connections = connections
         self._address = address
 
     def beat(self, beats: Sequence[Beat]) -> None:
         """Write these."""
-        connection = self._connection()
-        if connection is None:
-            raise StoreUnavailable(f"{self._address} is not open")
-        connection.call(_beat, beats)
+        fault: StoreError = StoreUnavailable(f"{self._address} is not open")
+        for each in self._connections():
+            try:
+                each.call(_beat, beats)
+            except StoreError as exc:
+                fault = exc
+            else:
+                return
+        raise fault
 
     def let_go(self) -> None:
         """Nothing leads to a database that nobody else can find."""

@@ -212,7 +212,7 @@ class PostgresStore(Verbs):
     # Upkeep
 
     def open_beater(self) -> PostgresBeater:
-        return PostgresBeater(lambda: self._reader, self.address)
+        return PostgresBeater(lambda: [each for each in (self._reader, self._writer) if each], self.address)
 
     async def shrink(self) -> bool:
         return False

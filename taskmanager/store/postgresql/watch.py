@@ -113,13 +113,8 @@ class Watch:
         return self._holds_lock
 
     @property
-    def must_beat(self) -> bool:
-        """Whether only heartbeats show that this instance lives: one is due every second."""
-        return not self._holds_lock
-
-    @property
     def is_detached(self) -> bool:
-        """Whether the session is away: while the store cannot be reached either, no work may be started."""
+        """Whether the session is away, and the lock with it."""
         return self._session is None and not self.is_pooled
 
     def show_life(self) -> None:

@@ -262,6 +262,9 @@ class FilePresence:
             return False
         return True
 
+    is_detached = False
+    """A lock is held as long as the process lives, wherever its file is."""
+
     def show_life(self) -> None:
         with contextlib.suppress(OSError):
             self._lock.show_life()

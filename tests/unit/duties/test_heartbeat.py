@@ -109,6 +109,30 @@ async def test_a_process_that_was_stopped_is_no_loop_that_was_blocked(
         assert silent_s <= BLOCKED_AFTER_S + 2 * LOOP_PROBE_S
 
 
+async def test_a_heart_beats_every_second_while_nobody_sees_that_it_lives(stage: Any) -> None:
+    """Where the proof of life is lost, beats are all that the others see: for what runs, until it is put back."""
+    scene = await stage()
+    scene.duties.heartbeat.stop()
+    heart, beats = Heartbeat(scene.engine), list[str]()
+    heart._presence = SimpleNamespace(put_back=lambda: is_seen, show_life=lambda: None)
+    beater = SimpleNamespace(beat=lambda them: beats.extend(each.role for each in them), let_go=lambda: None)
+
+    def pulses(seconds: float) -> list[str]:
+        beats.clear()
+        for _ in range(int(seconds / LOOP_PROBE_S)):
+            scene.clock.pass_s(LOOP_PROBE_S)
+            heart.pulse(beater)
+        return list(beats)
+
+    is_seen = True
+    assert pulses(5) == ["claimer", "runner"]
+    is_seen = False
+    assert pulses(5) == ["runner"] * 5
+    is_seen = True
+    pulses(1)
+    assert pulses(5) == []
+
+
 class SetBack(threading.Event):
     """An event whose time-outs are measured by a wall clock that is set back while somebody waits: none ever comes."""
 

@@ -1,0 +1,114 @@
+"""An instance on a server: by whose clock it goes, and what it does while its session or the server is away."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from taskmanager import TaskManager
+from taskmanager.model import ids
+from taskmanager.model.errors import StoreError
+from taskmanager.store.place import place_at
+from taskmanager.store.postgresql import store
+from taskmanager.store.postgresql.address import Address
+from taskmanager.store.postgresql.beat import PostgresBeater
+from taskmanager.store.postgresql.connection import Connection
+from taskmanager.store.postgresql.store import PostgresStore
+from taskmanager.store.protocol import Beat
+from tests.servers import EVERYBODY, Cluster
+from tests.unit.engine_worlds import engine_of, happens
+
+pytestmark = pytest.mark.anyio
+
+AHEAD = timedelta(hours=5)
+
+
+def rows_of(url: str, sql: str) -> list[tuple[Any, ...]]:
+    with place_at(url).read() as session:
+        return session.execute(sql).fetchall()
+
+
+def _is_refused(url: str) -> bool:
+    try:
+        rows_of(url, "SELECT 1")
+    except StoreError:
+        return True
+    return False
+
+
+async def test_held_tasks_go_by_the_clock_of_the_server(schema_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were stamped before it was known, as the start itself was. A promised instant stays what it is."""
+    monkeypatch.setattr(ids, "_sequence", ids._Sequence())
+    monkeypatch.setattr(store, "_clock_offset_us", lambda session, clock: AHEAD // timedelta(microseconds=1))
+    manager = TaskManager(schema_url)
+
+    @manager.task(persist=True)
+    async def work() -> None: ...
+
+    promised = datetime.now(UTC) + 2 * AHEAD
+    begun = datetime.now(UTC)
+    held = [work.enqueue(), work.with_options(delay=3600).enqueue(), work.with_options(run_at=promised).enqueue()]
+    async with manager:
+        await asyncio.gather(*(each.saved() for each in held))
+        infos = [await manager.get(each.task_id) for each in held]
+        [(started_us,)] = rows_of(schema_url, "SELECT started_at FROM taskmanager_instances")
+        assert engine_of(manager).started_at == started_us
+    early = [each for each in infos if each is None or not timedelta(0) <= each.sent_at - begun - AHEAD < AHEAD / 5]
+    assert early == []
+    now, later, at = (each.enqueued_at for each in infos if each is not None)
+    assert later - now > timedelta(minutes=59)
+    assert at == promised
+    assert started_us > (begun + AHEAD).timestamp() * 1_000_000
+
+
+async def test_a_beat_goes_by_the_writer_where_the_reader_is_refused(cluster: Cluster, schema_url: str) -> None:
+    """A server that lets nobody in any more: by the session that is left the others hear that this instance lives."""
+    reader, writer = Connection(Address.of(schema_url)), Connection(Address.of(schema_url))
+    made = PostgresStore(Address.of(schema_url))
+    await made.open()
+    await made.close()
+    await reader.open()
+    await writer.open()
+    beater = PostgresBeater(lambda: [reader, writer], Address.of(schema_url))
+    beats = "SELECT sent_at FROM taskmanager_heartbeats"
+    reader._let_go()
+    cluster.admit("")
+    try:
+        await happens(lambda: _is_refused(schema_url))
+        beater.beat([Beat("me", "runner", 7, "host", 1)])
+    finally:
+        cluster.admit(EVERYBODY)
+    await happens(lambda: not _is_refused(schema_url))
+    assert rows_of(schema_url, beats) == [(7,)]
+    await reader.close()
+    await writer.close()
+
+
+async def test_an_instance_without_session_and_store_starts_nothing(cluster: Cluster, schema_url: str) -> None:
+    """Others may take it for dead by then, and run its tasks: what is safe to repeat waits as well, and runs after."""
+    manager, started = TaskManager(schema_url), list[str]()
+
+    @manager.task(persist=True, requeue_on_interrupt=True)
+    async def stored(label: str) -> str:
+        started.append(label)
+        return label
+
+    @manager.task
+    async def light() -> None:
+        started.append("light")
+
+    async with manager:
+        assert await stored.enqueue("before") == "before"
+        engine = engine_of(manager)
+        cluster.stop()
+        try:
+            await happens(lambda: engine.dispatcher.is_detached())
+            first = stored.enqueue("first")
+            await happens(lambda: engine.dispatcher.is_store_degraded)
+            second = stored.enqueue("second")
+            await light.enqueue()
+            assert started == ["before", "light"]
+        finally:
+            cluster.start()
+        assert await asyncio.wait_for(asyncio.gather(first, second), 30) == ["first", "second"]
