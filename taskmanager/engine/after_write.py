@@ -34,7 +34,7 @@ class AfterWrite:
         self._dispatcher, self._alarm, self._runner = engine.dispatcher, engine.alarm, engine.runner
         self._settlement, self._writer, self._follower = engine.settlement, engine.writer, engine.follower
         self._keys, self._clock, self._row_codec = engine.keys, engine.clock, engine.row_codec
-        self._dispatcher.give_up = self.give_up_disordered
+        self._dispatcher.give_up, self._dispatcher.is_detached = self.give_up_disordered, self.is_detached
 
     def committed(self, live: LiveTask) -> None:
         """The newest state that was sent is in the store."""
@@ -269,7 +269,7 @@ class AfterWrite:
         if self._dispatcher.is_store_degraded:
             return
         self._dispatcher.is_store_degraded = True
-        is_seen = not self._dispatcher.is_detached()  # else others may run it too
+        is_seen = not self.is_detached()  # else others may run it too
         for live in list(self._live.values()):
             if live.phase is STARTING:
                 is_safe = is_seen and live.definition.requeue_on_interrupt
@@ -297,6 +297,10 @@ class AfterWrite:
         self._dispatcher.wake_room_waiters()
         if self._dispatcher.has_queues_in_file:
             self._life.wants_more()
+
+    def is_detached(self) -> bool:
+        """Whether the others do not see that this instance lives."""
+        return self._presence is not None and self._presence.is_detached
 
     def is_me(self, instance_id: str) -> bool:
         """Whether this instance has that id."""

@@ -150,8 +150,6 @@ def wire(
     runs = settings.runs if settings.run_queues is not None else None
     dispatcher = Dispatcher(settings.lanes(), settings.queues, runs)
     window, presence = MemoryWindow(settings.max_in_memory, dispatcher), store.presence(identity.instance_id)
-    if presence is not None:
-        dispatcher.is_detached = lambda: presence.is_detached
     settlement = Settlement(identity, clock, random.random, settings.recovery.crash_budget)
     writer = Writer(store, clock, settings.commit_interval_s, settings.snapshot_interval_s)
     follower = Follower(loop, store, row_codec.decode_result)
