@@ -283,7 +283,7 @@ def test_only_what_needs_the_store_waits_for_it() -> None:
     assert world.take() == ["needs it"]
 
 
-def test_what_others_would_run_waits_where_they_do_not_see_that_we_live() -> None:
+def test_dispatch_holds_back_what_others_run_while_detached() -> None:
     """They take this instance for dead and start its tasks; without the store it would not hear of that."""
     world = World()
     world.ready("needs it", DEFAULT, priority=1)

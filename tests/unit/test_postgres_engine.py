@@ -62,7 +62,7 @@ async def test_held_tasks_go_by_the_clock_of_the_server(schema_url: str, monkeyp
     assert started_us > (begun + AHEAD).timestamp() * 1_000_000
 
 
-async def test_a_beat_goes_by_the_writer_where_the_reader_is_refused(cluster: Cluster, schema_url: str) -> None:
+async def test_beat_goes_by_the_writer_where_the_reader_is_refused(cluster: Cluster, schema_url: str) -> None:
     """A server that lets nobody in any more: by the session that is left the others hear that this instance lives."""
     reader, writer = Connection(Address.of(schema_url)), Connection(Address.of(schema_url))
     made = PostgresStore(Address.of(schema_url))
@@ -85,7 +85,7 @@ async def test_a_beat_goes_by_the_writer_where_the_reader_is_refused(cluster: Cl
     await writer.close()
 
 
-async def test_an_instance_without_session_and_store_starts_nothing(cluster: Cluster, schema_url: str) -> None:
+async def test_instance_without_session_and_store_starts_nothing(cluster: Cluster, schema_url: str) -> None:
     """Others may take it for dead by then, and run its tasks: what is safe to repeat waits as well, and runs after."""
     manager, started = TaskManager(schema_url), list[str]()
 

@@ -109,7 +109,7 @@ async def test_a_process_that_was_stopped_is_no_loop_that_was_blocked(
         assert silent_s <= BLOCKED_AFTER_S + 2 * LOOP_PROBE_S
 
 
-async def test_a_heart_beats_every_second_while_nobody_sees_that_it_lives(stage: Any) -> None:
+async def test_heart_beats_every_second_while_nobody_sees_that_it_lives(stage: Any) -> None:
     """Where the proof of life is lost, beats are all that the others see: for what runs, until it is put back."""
     scene = await stage()
     scene.duties.heartbeat.stop()
