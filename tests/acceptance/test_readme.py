@@ -9,9 +9,12 @@ What a fence says after its language:
 - ```` ```python anyio ````: what the page says to add to `conftest.py` for the plugin of anyio.
 - ```` ```text output ````: exactly what the program before it prints.
 - ```` ```pyi ````: signatures; each is written in the source like that.
-- ```` ```sh ````: commands that exist.
+- ```` ```sh ````: commands that exist. With `beside`, they run beside the programs of the page.
 - ```` ```ini ````, ```` ```yaml ````: services, whose commands exist.
-- ```` ```sql ````: statements that a new database accepts; a word names those that change something.
+- ```` ```sql ````: statements that a new database accepts; a word names those that change something. With `postgresql`,
+  a server does, and no file.
+
+A program that names the server `SERVER` gets one, with a schema of its own.
 """
 
 import ast
@@ -25,6 +28,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -41,7 +45,11 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
 LINKING: Final = (*PAGES, *sorted((ROOT / "examples").rglob("*.md")))
 LANGUAGES: Final = frozenset({"python", "pyi", "sh", "text", "sql", "dockerfile", "yaml", "ini", "nginx", "caddyfile"})
-COMMANDS: Final = frozenset({"make", "taskmanager", "pip", "python", "sqlite3", "ls", "fastapi", "gunicorn", "uvicorn"})
+COMMANDS: Final = frozenset(
+    {"make", "taskmanager", "pip", "python", "sqlite3", "ls", "fastapi", "gunicorn", "uvicorn", "docker"}
+)
+SERVER: Final = "postgresql://postgres:secret@localhost/postgres"
+SCHEMA: Final = "?schema=jobs"
 PROGRAM_TIMEOUT_S: Final = 60
 README_PROGRAM_LINES: Final = 15
 README_LINES: Final = 130
@@ -136,17 +144,42 @@ def to_be_run() -> Iterator[tuple[Path, Program]]:
             yield page, program
 
 
+@contextmanager
+def running_beside(page: Path, folder: Path) -> Iterator[None]:
+    """Run the commands of ours that the page says to start in another terminal, meanwhile."""
+    said = [block.text for block in blocks() if block.page == page and "beside" in block.words]
+    with ExitStack() as stack:
+        for line in "".join(said).splitlines():
+            command = [sys.executable, "-m", *line.split()]
+            process = stack.enter_context(
+                subprocess.Popen(command, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
+            )
+            stack.callback(process.communicate)
+            stack.callback(process.terminate)
+            assert process.stderr is not None
+            next(line for line in process.stderr if "running" in line)
+        yield
+
+
 @pytest.mark.parametrize(("page", "program"), [pytest.param(*each, id=each[1].place) for each in to_be_run()])
-def test_a_program_runs_as_pasted_and_prints_what_the_page_says(page: Path, program: Program, tmp_path: Path) -> None:
+def test_a_program_runs_as_pasted_and_prints_what_the_page_says(
+    page: Path, program: Program, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """A fresh process, a fresh directory, warnings are errors."""
     if "from fastapi" in program.source:
         pytest.importorskip("fastapi")
-    for name, text in {**modules_of(page), program.name: program.source}.items():
+    files = {**modules_of(page), program.name: program.source}
+    if SERVER in "".join(files.values()):
+        address, _, schema = request.getfixturevalue("schema_url").partition("?")
+        files = {name: text.replace(SCHEMA, f"?{schema}").replace(SERVER, address) for name, text in files.items()}
+    for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     command = [sys.executable, "-W", "error", program.name]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False
-    )
+    with running_beside(page, tmp_path):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S,
+            check=False,
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr
     if program.output is not None:
         assert done.stdout == program.output
@@ -342,7 +375,7 @@ def test_every_statement_in_sql_runs_on_a_new_database(tmp_path: Path) -> None:
     asyncio.run(make())
     connection = sqlite3.connect(database)
     for block in blocks():
-        if block.language == "sql":
+        if block.language == "sql" and "postgresql" not in block.words:
             for statement in filter(str.strip, block.text.split(";")):
                 names = set(re.findall(r":([a-z_]+)", statement))
                 connection.execute(statement, dict.fromkeys(names, ""))
