@@ -134,7 +134,8 @@ class CurrentInstance:
     def new_store(self) -> "Store":
         """Return a store at the place of the manager, not opened yet, or a store in memory if it has none."""
         if self.place is not None:
-            return self.place.new_store(synchronous=self._settings().synchronous)
+            settings = self._settings()
+            return self.place.new_store(synchronous=settings.synchronous, recovery=settings.recovery)
         from taskmanager.store.memory import MemoryStore
 
         return MemoryStore()

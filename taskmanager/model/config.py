@@ -342,3 +342,9 @@ class RecoveryConfig:
 
 
 DEFAULT_RECOVERY: Final = RecoveryConfig()
+
+
+def longest_silence_s(config: RecoveryConfig) -> float:
+    """Return for how long an instance may be silent at most before all that it has is taken over."""
+    thresholds_ms = config.claimed_stale_threshold_ms, config.running_stale_threshold_ms
+    return max(*thresholds_ms, config.finalizing_stale_threshold_ms) / 1000

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from taskmanager.model.clock import Clock, SystemClock
+from taskmanager.model.config import DEFAULT_RECOVERY, RecoveryConfig
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.store.place import READ_PATIENCE_S, Room
 from taskmanager.store.presence import PUT_BACK_S
@@ -63,9 +64,13 @@ class FilePlace:
             return self.file.resolve() == other.file.resolve()
 
     def new_store(
-        self, *, synchronous: Literal["full", "normal"] = "full", clock: Clock | None = None
+        self,
+        *,
+        synchronous: Literal["full", "normal"] = "full",
+        recovery: RecoveryConfig = DEFAULT_RECOVERY,
+        clock: Clock | None = None,
     ) -> "SqliteStore":
-        """See `Place.new_store`."""
+        """See `Place.new_store`. A lock is known to be free at once."""
         from taskmanager.store.sqlite.store import SqliteStore
 
         return SqliteStore(self.file, synchronous=synchronous, is_dead=self.is_dead, clock=clock or SystemClock())

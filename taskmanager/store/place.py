@@ -15,6 +15,7 @@ from taskmanager.model.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from taskmanager.model.clock import Clock
+    from taskmanager.model.config import RecoveryConfig
     from taskmanager.model.record import TaskRow
     from taskmanager.store.protocol import InstanceRow, Store
     from taskmanager.store.sql.session import Session
@@ -105,8 +106,17 @@ class Place(Protocol):
         """Whether the other one leads to the same database."""
         ...
 
-    def new_store(self, *, synchronous: Literal["full", "normal"] = ..., clock: "Clock | None" = ...) -> "Store":
-        """Return a store there, not opened yet. `clock` is that of whoever writes; None means the machine's."""
+    def new_store(
+        self,
+        *,
+        synchronous: Literal["full", "normal"] = ...,
+        recovery: "RecoveryConfig" = ...,
+        clock: "Clock | None" = ...,
+    ) -> "Store":
+        """Return a store there, not opened yet.
+
+        `recovery` says how long others may be silent. `clock` is that of whoever writes; None means the machine's.
+        """
         ...
 
     def read(

@@ -1,6 +1,10 @@
 """Death is a lock that stayed free for the whole grace while its owner was silent, seen by one session."""
 
-from taskmanager.store.postgresql.lives import LAST_ID, MAX_STEP_S, Beats, Lives, lock_number
+import json
+
+import pytest
+
+from taskmanager.store.postgresql.lives import LAST_ID, MAX_STEP_S, Beats, Lives, lock_number, saying_no_lock
 
 ME = "observed"
 NUMBER = lock_number(ME)
@@ -9,8 +13,9 @@ NUMBER = lock_number(ME)
 class Observer:
     """Looks every second."""
 
-    def __init__(self, grace_s: float = 10.0) -> None:
-        self.lives = Lives(grace_s)
+    def __init__(self, grace_s: float = 10.0, silence_s: float = 300.0) -> None:
+        self.lives = Lives(grace_s, silence_s)
+        self.without_lock: set[str] = set()
         self.now_s = 100.0
         self.deaths = 0
         assert not self.lives.is_dead(ME)
@@ -18,7 +23,8 @@ class Observer:
     def look(self, *, held: bool = False, beats: bool = False, after_s: float = 1.0) -> bool:
         """Whether it is dead after one more look."""
         self.now_s += after_s
-        self.deaths += self.lives.look(self.now_s, {NUMBER} if held else set(), {ME} if beats else set())
+        held_numbers, beating = {NUMBER} if held else set(), {ME} if beats else set()
+        self.deaths += self.lives.look(self.now_s, held_numbers, beating, self.without_lock)
         return self.lives.is_dead(ME)
 
     def looks_until_dead(self) -> int:
@@ -107,3 +113,27 @@ def test_beats_are_new_by_their_rows() -> None:
     assert beats.look({"a": 9, "b": 7}, 9) == {"a"}
     assert beats.look({"a": 9, "b": 8}, 9) == {"b"}, "its row was committed after one with a greater id"
     assert beats.look({"a": 1}, 1) == {"a"}, "the table was emptied"
+
+
+def test_lives_give_one_that_has_no_lock_the_time_in_which_tasks_grow_stale() -> None:
+    """Nobody sees a lock of an instance behind a pooler, and its heartbeats are half a minute apart."""
+    observer = Observer(silence_s=40.0)
+    observer.without_lock.add(ME)
+    for _ in range(5):
+        assert not any(observer.look(beats=second == 0) for second in range(30))
+    assert observer.looks_until_dead() == 40 - 29
+
+
+def test_lives_give_one_that_had_no_lock_the_common_grace_when_it_can_have_one() -> None:
+    observer = Observer(silence_s=40.0)
+    observer.without_lock.add(ME)
+    observer.look()
+    observer.without_lock.clear()
+    assert observer.looks_until_dead() == 10
+
+
+@pytest.mark.parametrize("said", [None, "{}", '{"is_stopping":false,"tasks":[]}'])
+def test_row_of_one_without_lock_says_so_beside_all_that_it_says(said: str | None) -> None:
+    told = saying_no_lock(said)
+    assert told.startswith('{"has_no_lock":true')
+    assert json.loads(told) == {"has_no_lock": True, **json.loads(said or "{}")}

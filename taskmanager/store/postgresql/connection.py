@@ -47,9 +47,9 @@ class Place(NamedTuple):
     tasks: int
 
 
-def connect(address: Address, *, is_direct: bool = False) -> PostgresSession:
-    """Connect in this thread. Raises `psycopg.Error`."""
-    conninfo = address.direct if is_direct and address.direct is not None else address.conninfo
+def connect(address: Address, use: str = "command", *, is_direct: bool = False) -> PostgresSession:
+    """Connect in this thread, for a use that the server's lists show. Raises `psycopg.Error`."""
+    conninfo = address.conninfo_of(use, is_direct=is_direct)
     raw = psycopg.connect(conninfo, autocommit=True, prepare_threshold=PREPARE_AFTER)
     try:
         adapt(raw)
@@ -89,8 +89,8 @@ def lead_to_schema(session: PostgresSession) -> Place:
 class Connection:
     """A connection that is used by whole functions only, one at a time: in its own thread, or in the caller's."""
 
-    def __init__(self, address: Address) -> None:
-        self._address = address
+    def __init__(self, address: Address, use: str) -> None:
+        self._address, self._use = address, use
         self._session: PostgresSession | None = None
         self._using = threading.RLock()
         """Held by whoever uses the session: its thread, or that of the heartbeat."""
@@ -167,7 +167,7 @@ class Connection:
             raise_not_open(self._address)
         session = self._session
         if session is None or session.raw.closed:
-            self._session = session = connect(self._address)
+            self._session = session = connect(self._address, self._use)
             self.place = lead_to_schema(session)
         if self.is_another:
             raise StoreUnavailable(

@@ -4,6 +4,10 @@ A free lock alone proves nothing: a restart, a failover or an idle cull frees al
 that has lost its lock beats every second until it holds the lock again. So death is a lock that stayed free through the
 whole grace while its owner was silent.
 
+An instance that is behind a pooler can hold no lock. It says so in its row, and is judged by its heartbeats alone: it
+is dead when it was silent for the longest of the thresholds for stale tasks. The reaper takes its tasks over before, as
+it does with whoever is silent.
+
 Time counts only where it was observed. A look that comes late, because this process was stopped or the server did not
 answer, adds `MAX_STEP_S` at most: whatever stopped us may have stopped the owner as well.
 """
@@ -13,6 +17,8 @@ import threading
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
+from taskmanager.model.clock import SECOND_US
+from taskmanager.model.config import DEFAULT_RECOVERY, longest_silence_s
 from taskmanager.model.dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -22,11 +28,24 @@ MIN_GRACE_S: Final = 10.0
 """A living instance needs less than this to take its lock again, or to write a heartbeat by another connection."""
 MAX_STEP_S: Final = 2.0
 """What one look adds to the observed time at most, twice the usual pause between two."""
+SILENCE_S: Final = longest_silence_s(DEFAULT_RECOVERY)
+"""The same for one that has no lock, where nobody has configured the thresholds for stale tasks."""
 SILENT_US: Final = 60_000_000
 """An instance that has lost its lock beats every second. One that has not for so long is not there."""
 LAST_ID: Final = 2**63 - 1
 FORGET_S: Final = 3 * 3600.0
 """An instance that nobody has asked about for so long is not observed any more."""
+
+
+_NO_LOCK: Final = '{"has_no_lock":true'
+HAS_NO_LOCK: Final = f"starts_with(live_tasks, '{_NO_LOCK}')"
+"""Whether a row says that its instance can hold no lock."""
+
+
+def saying_no_lock(live_tasks: str | None) -> str:
+    """Return what an instance says of itself, and that it can hold no lock."""
+    said = (live_tasks or "{}").removeprefix("{")
+    return f"{_NO_LOCK}{'' if said == '}' else ','}{said}"
 
 
 def lock_number(instance_id: str) -> int:
@@ -40,14 +59,19 @@ class _Observed:
 
     number: int
     asked_s: float
+    grace_s: float
     silent_since_s: float | None = None
 
 
 class Lives:
-    """What is known of the instances that were asked about. Any thread may ask, and no answer waits for a server."""
+    """What is known of the instances that were asked about. Any thread may ask, and no answer waits for a server.
 
-    def __init__(self, grace_s: float = MIN_GRACE_S) -> None:
+    Who has lost a lock has `grace_s` to take it again, and who never has one has `silence_s` to beat.
+    """
+
+    def __init__(self, grace_s: float = MIN_GRACE_S, silence_s: float = SILENCE_S) -> None:
         self._grace_s = max(grace_s, MIN_GRACE_S)
+        self._silence_s = max(silence_s, self._grace_s)
         self._lock = threading.Lock()
         self._observed: dict[str, _Observed] = {}
         self._observed_s = 0.0
@@ -65,8 +89,10 @@ class Lives:
             for each in self._observed.values():
                 each.silent_since_s = None
 
-    def look(self, now_s: float, held: Collection[int], beating: Collection[str]) -> bool:
-        """Take note of the numbers that are locked, and of who has beaten since the last look.
+    def look(
+        self, now_s: float, held: Collection[int], beating: Collection[str], without_lock: Collection[str] = ()
+    ) -> bool:
+        """Take note of the numbers that are locked, of who has beaten since the last look, and of who has no lock.
 
         Return whether a grace has ended, so that somebody is dead who was not at the last look.
         """
@@ -77,11 +103,12 @@ class Lives:
             self._looked_at_s = now_s
             has_died = False
             for instance_id, each in list(self._observed.items()):
+                each.grace_s = self._silence_s if instance_id in without_lock else self._grace_s
                 if each.number in held:
                     each.silent_since_s = None
                 elif each.silent_since_s is None or instance_id in beating:
                     each.silent_since_s = self._observed_s
-                elif before_s - each.silent_since_s < self._grace_s <= self._observed_s - each.silent_since_s:
+                elif before_s - each.silent_since_s < each.grace_s <= self._observed_s - each.silent_since_s:
                     has_died = True
                 if self._observed_s - each.asked_s > FORGET_S:
                     del self._observed[instance_id]
@@ -95,11 +122,11 @@ class Lives:
         with self._lock:
             each = self._observed.get(instance_id)
             if each is None:
-                self._observed[instance_id] = _Observed(lock_number(instance_id), self._observed_s)
+                self._observed[instance_id] = _Observed(lock_number(instance_id), self._observed_s, self._grace_s)
                 return False
             each.asked_s = self._observed_s
             since_s = each.silent_since_s
-            return since_s is not None and self._observed_s - since_s >= self._grace_s
+            return since_s is not None and self._observed_s - since_s >= each.grace_s
 
 
 class Beats:
@@ -127,7 +154,8 @@ SELECT NOT EXISTS (
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ) AND coalesce((
     SELECT sent_at FROM {table} WHERE sender_id = %s AND role = 'runner' ORDER BY sent_at DESC LIMIT 1
-), 0) < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - %s
+), 0) < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - CASE
+    WHEN EXISTS (SELECT 1 FROM {instances} WHERE instance_id = %s AND {no_lock}) THEN %s ELSE %s END
 """
 
 
@@ -137,8 +165,12 @@ def seems_dead(session: "PostgresSession", instance_id: str) -> bool:
     This is for those who look once. An instance observes for the whole grace.
     """
     unsigned = 0xFFFF_FFFF
-    found = session.execute_plain(
-        _SEEMS_DEAD.format(table=session.qualified("taskmanager_heartbeats")),
-        (session.number & unsigned, lock_number(instance_id) & unsigned, instance_id, SILENT_US),
-    ).fetchone()
+    asked = _SEEMS_DEAD.format(
+        table=session.qualified("taskmanager_heartbeats"),
+        instances=session.qualified("taskmanager_instances"),
+        no_lock=HAS_NO_LOCK,
+    )
+    lock = session.number & unsigned, lock_number(instance_id) & unsigned
+    silence_us = int(SILENCE_S * SECOND_US), SILENT_US
+    found = session.execute_plain(asked, (*lock, instance_id, instance_id, *silence_us)).fetchone()
     return found is not None and bool(found[0])

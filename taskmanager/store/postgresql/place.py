@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg
 
 from taskmanager.model.clock import Clock, SystemClock
+from taskmanager.model.config import DEFAULT_RECOVERY, RecoveryConfig, longest_silence_s
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.place import READ_PATIENCE_S, Room
 from taskmanager.store.postgresql.address import Address
@@ -58,12 +59,23 @@ class ServerPlace:
         return self == other
 
     def new_store(
-        self, *, synchronous: Literal["full", "normal"] = "full", clock: Clock | None = None
+        self,
+        *,
+        synchronous: Literal["full", "normal"] = "full",
+        recovery: RecoveryConfig = DEFAULT_RECOVERY,
+        clock: Clock | None = None,
     ) -> "PostgresStore":
         """See `Place.new_store`."""
         from taskmanager.store.postgresql.store import PostgresStore
 
-        return PostgresStore(self.address, synchronous=synchronous, is_dead=self.is_dead, clock=clock or SystemClock())
+        return PostgresStore(
+            self.address,
+            synchronous=synchronous,
+            is_dead=self.is_dead,
+            grace_s=recovery.crashed_worker_recovery_grace_ms / 1000,
+            silence_s=longest_silence_s(recovery),
+            clock=clock or SystemClock(),
+        )
 
     @contextmanager
     def read(self, *, patience_s: float = READ_PATIENCE_S, is_any_version: bool = False) -> "Iterator[PostgresSession]":
@@ -75,7 +87,8 @@ class ServerPlace:
         try:
             session = connect(self.address)
             try:
-                session.execute_plain("SET default_transaction_read_only = on")
+                if not session.is_pooled:  # behind a pooler, the next one who gets that session could not write
+                    session.execute_plain("SET default_transaction_read_only = on")
                 if not is_any_version:
                     check_version(session.raw, self.address.schema, shown=str(self))
                 lead_to_schema(session)

@@ -101,16 +101,23 @@ def version(connection: Connection, schema: str) -> int:
 
 
 def migrate(
-    connection: Connection, schema: str, is_dead: Callable[[str], bool] = never_dead, *, shown: str | None = None
+    connection: Connection,
+    schema: str,
+    is_dead: Callable[[str], bool] = never_dead,
+    *,
+    shown: str | None = None,
+    is_pooled: bool = False,
 ) -> None:
     """Make the schema, or bring it to the newest version, and make anew what it has lost. Needs autocommit.
 
     `is_dead` tells of an instance that is registered there whether it has ended. `shown` is what messages call the
-    place. Raises `StoreError` if a newer version of the library made the schema, if a right is missing, if another
-    program has changed what is ours, or if a living instance uses what a step takes away; `StoreUnavailable` if others
-    have kept us waiting for too long.
+    place. Behind a pooler (`is_pooled`) only that is done which is done in one transaction.
+
+    Raises `StoreError` if a newer version of the library made the schema, if a right is missing, if another program has
+    changed what is ours, or if a living instance uses what a step takes away; `StoreUnavailable` if others have kept us
+    waiting for too long.
     """
-    _Migrator(connection, schema, shown or f"schema {schema}", is_dead).bring()
+    _Migrator(connection, schema, shown or f"schema {schema}", is_dead, is_pooled=is_pooled).bring()
 
 
 def check_version(connection: Connection, schema: str, *, shown: str | None = None) -> None:
@@ -174,11 +181,14 @@ def _refuse_unknown(found: Found, steps: Sequence[Migration], place: str) -> Non
 class _Migrator:
     """What one start does to one schema."""
 
-    def __init__(self, connection: Connection, schema: str, place: str, is_dead: Callable[[str], bool]) -> None:
+    def __init__(
+        self, connection: Connection, schema: str, place: str, is_dead: Callable[[str], bool], *, is_pooled: bool
+    ) -> None:
         self._connection = connection
         self._schema = schema
         self._place = place
         self._is_dead = is_dead
+        self._is_pooled = is_pooled
         self._steps = migrations()
 
     def bring(self) -> None:
@@ -225,6 +235,12 @@ class _Migrator:
 
     def _apply(self, step: Migration) -> None:
         if step.is_outside:
+            if self._is_pooled:
+                raise StoreError(
+                    f"{self._place} is reached through a pooler, and step {step.version} of its schema needs a session "
+                    "of its own: add direct=host:port to the URL, the address of the server itself, or let a DBA run "
+                    "what `taskmanager migrate --sql` prints"
+                )
             self._apply_outside(step)
         with self._alone() as found:
             if step.version in found.applied:
@@ -289,7 +305,7 @@ class _Migrator:
         if not missing and steps == [step for step in steps if step.version in found.applied or step.can_wait]:
             return
         tables = [part.name for part in missing if part.kind == "table"]
-        beside = [part for part in missing if part.kind == "index" and part.table not in tables]
+        beside = [part for part in missing if part.kind == "index" and part.table not in tables and not self._is_pooled]
         with self._alone() as found:
             again = found.missing(parts_of(steps))
             for step in steps:

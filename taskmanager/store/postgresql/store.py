@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple
 
 from taskmanager.model.clock import Clock, SystemClock
@@ -10,12 +10,12 @@ from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import Write
 from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.beat import PostgresBeater
-from taskmanager.store.postgresql.connection import Connection, lead_to_schema, raise_not_open
-from taskmanager.store.postgresql.lives import MIN_GRACE_S
+from taskmanager.store.postgresql.connection import Connection, connect, lead_to_schema, raise_not_open
+from taskmanager.store.postgresql.lives import MIN_GRACE_S, SILENCE_S, saying_no_lock
 from taskmanager.store.postgresql.schema import migrate, never_dead
 from taskmanager.store.postgresql.session import PostgresSession
 from taskmanager.store.postgresql.watch import Watch
-from taskmanager.store.protocol import CommitReport
+from taskmanager.store.protocol import CommitReport, InstanceRow
 from taskmanager.store.sql import transitions
 from taskmanager.store.sql.counting import add_counted
 from taskmanager.store.sql.verbs import Verbs
@@ -35,7 +35,7 @@ class PostgresStore(Verbs):
     """Tasks in one schema of a PostgreSQL database.
 
     `is_dead` tells whether a registered instance has ended; without it nothing is taken away from a schema in which one
-    is registered. `clock` is that of whoever writes.
+    is registered. `clock` is that of whoever writes. `grace_s` and `silence_s` are those of `Lives`.
     """
 
     def __init__(
@@ -45,13 +45,14 @@ class PostgresStore(Verbs):
         synchronous: Literal["full", "normal"] = "full",
         is_dead: Callable[[str], bool] = never_dead,
         grace_s: float = MIN_GRACE_S,
+        silence_s: float = SILENCE_S,
         clock: Clock = _CLOCK,
     ) -> None:
         super().__init__(clock)
         self.address = address
         self._is_unsynced = synchronous == "normal"
         self._is_dead = is_dead
-        self._grace_s = grace_s
+        self._graces_s = grace_s, silence_s
         self._clock = clock
         self._writer: Connection | None = None
         self._reader: Connection | None = None
@@ -66,11 +67,13 @@ class PostgresStore(Verbs):
     async def open(self) -> None:
         if self._writer is not None:
             return
-        self._writer = writer = Connection(self.address)
-        self._reader = reader = Connection(self.address)
+        self._writer = writer = Connection(self.address, "writer")
+        # What is no instance reads through the same one.
+        self._reader = reader = writer if self._watch is None else Connection(self.address, "reader")
         try:
             await writer.open(self._prepare)
-            await reader.open()
+            if reader is not writer:
+                await reader.open()
             await self._measure_clock(reader)
         except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
             self.end()
@@ -81,7 +84,12 @@ class PostgresStore(Verbs):
         reader.expected = writer.expected
 
     def _prepare(self, session: PostgresSession) -> None:
-        migrate(session.raw, self.address.schema, self._is_dead, shown=str(self.address))
+        schema, shown = self.address.schema, str(self.address)
+        if session.is_pooled and self.address.direct is not None:
+            with closing(connect(self.address, "migration", is_direct=True).raw) as direct:
+                migrate(direct, schema, self._is_dead, shown=shown)
+        else:
+            migrate(session.raw, schema, self._is_dead, shown=shown, is_pooled=session.is_pooled)
         assert self._writer is not None
         self._writer.place = self._writer.expected = lead_to_schema(session)
 
@@ -89,7 +97,10 @@ class PostgresStore(Verbs):
         before = self._writer
         if before is None:
             raise_not_open(self.address)
-        inline = Connection(self.address)
+        reader, self._reader = self._reader, before
+        if reader is not None and reader is not before:
+            reader.end()  # an instance has never more than three connections
+        inline = Connection(self.address, "writer")
         inline.expected = before.expected
         inline.call(_nothing)
         self.end()
@@ -165,9 +176,20 @@ class PostgresStore(Verbs):
     # Others
 
     def presence(self, instance_id: str) -> Watch:
-        conninfo = self.address.direct or self.address.conninfo
-        self._watch = Watch(conninfo, self.address.schema, instance_id, self._clock, grace_s=self._grace_s)
+        conninfo = self.address.conninfo_of("watch", is_direct=True)
+        grace_s, silence_s = self._graces_s
+        self._watch = Watch(
+            conninfo, self.address.schema, instance_id, self._clock, grace_s=grace_s, silence_s=silence_s
+        )
         return self._watch
+
+    async def save_instance(self, row: InstanceRow) -> None:
+        watch = self._watch
+        if watch is None or not watch.is_pooled:
+            await super().save_instance(row)
+            return
+        await super().save_instance(row._replace(live_tasks=saying_no_lock(row.live_tasks)))
+        watch.is_known_without_lock = True
 
     async def changes(self) -> int:
         if self._watch is not None and not self._watch.is_pooled:

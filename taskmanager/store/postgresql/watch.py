@@ -3,7 +3,7 @@
 Its session holds the advisory lock of the instance, looks once a second who else holds one, listens for notices, and
 sends those of its own instance. It never writes a row.
 
-A lost session is made anew. Until then the others see a free lock, so the instance must beat every second (`must_beat`)
+A lost session is made anew. Until then the others see a free lock, so the instance must beat every second (`put_back`)
 by whatever connection it has. All that was observed of the others is forgotten with the session that has observed it.
 That covers a start of the server and a failover as well: no session survives the one, and none is kept on a standby,
 which alone would survive the other.
@@ -27,7 +27,7 @@ from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.wording import MORE_THREADS
 from taskmanager.store.postgresql.bell import Bell
-from taskmanager.store.postgresql.lives import MIN_GRACE_S, Beats, Lives, lock_number
+from taskmanager.store.postgresql.lives import MIN_GRACE_S, SILENCE_S, Beats, Lives, lock_number
 from taskmanager.store.postgresql.notices import Notices
 from taskmanager.store.postgresql.watch_session import WatchSession
 
@@ -52,16 +52,24 @@ _watches: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 class Watch:
     """The `Presence` of one instance on a server, and its ear and mouth for notices.
 
-    `conninfo` leads past a pooler if there is a way. Behind a transaction pooler no session is the instance's own: then
-    there is none (`is_pooled`), nobody is found dead by it, and the instance must beat all the time.
+    `conninfo` leads past a pooler if there is a way. Behind a transaction pooler no session is the instance's own
+    (`is_pooled`). Then it holds no lock and hears nothing: its row says so, its heartbeats show that it lives, and it
+    polls. It sees the locks of the others, and tells them what it has written.
     """
 
     def __init__(
-        self, conninfo: str, schema: str, instance_id: str, clock: Clock, *, grace_s: float = MIN_GRACE_S
+        self,
+        conninfo: str,
+        schema: str,
+        instance_id: str,
+        clock: Clock,
+        *,
+        grace_s: float = MIN_GRACE_S,
+        silence_s: float = SILENCE_S,
     ) -> None:
         self._conninfo, self._schema, self._clock = conninfo, schema, clock
         self._instance_id, self._number = instance_id, lock_number(instance_id)
-        self._lives, self._beats = Lives(grace_s), Beats()
+        self._lives, self._beats = Lives(grace_s, silence_s), Beats()
         self._notices = Notices(schema)
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -74,7 +82,9 @@ class Watch:
         self._wakes_thread: Bell | None = None
         self._wakes_loop: Bell | None = None
         self.is_pooled = False
-        """Whether a pooler was found on the way, so that there is no session."""
+        """Whether a pooler was found on the way."""
+        self.is_known_without_lock = False
+        """Whether the row of the instance says that it can hold no lock."""
         self.lost_count = 0
         """How often the session was lost."""
         self.look_count = 0
@@ -109,13 +119,13 @@ class Watch:
             raise StoreUnavailable(f"{_WHAT} failed, and can be tried again: {fault}") from fault
 
     def put_back(self) -> bool:
-        """Return whether the others see the lock. The thread puts it back by itself."""
-        return self._holds_lock
+        """Return whether the others see the lock, or know that there can be none. The thread puts it back by itself."""
+        return self._holds_lock or (self.is_pooled and self.is_known_without_lock)
 
     @property
     def is_detached(self) -> bool:
         """Whether the session is away, and the lock with it."""
-        return self._session is None and not self.is_pooled
+        return self._session is None
 
     def show_life(self) -> None:
         """The lock does that."""
@@ -171,7 +181,7 @@ class Watch:
 
         That is so after each notice, whenever no session listens, and when there was no notice for `DOUBT_S`.
         """
-        if self._session is None or self._clock.elapsed_s() - self._heard_s >= DOUBT_S:
+        if self._session is None or self.is_pooled or self._clock.elapsed_s() - self._heard_s >= DOUBT_S:
             self._count_change()
         return self._change_count
 
@@ -185,7 +195,7 @@ class Watch:
         It is the same one each time, and closes with `drop`.
         """
         bell = self._wakes_loop
-        if bell is None or self._session is None:
+        if bell is None or self._session is None or self.is_pooled:
             return None
         bell.hush()
         return bell.fileno()
@@ -225,10 +235,6 @@ class Watch:
             began_s = self._clock.elapsed_s()
             try:
                 with closing(WatchSession(self._conninfo, self._schema)) as session:
-                    self.is_pooled = session.is_pooled
-                    if session.is_pooled:
-                        self._told(None)
-                        return
                     self._attach(session)
                     self._serve(session, bell)
             except Exception as exc:  # noqa: BLE001  # without this thread the instance has no proof that it lives
@@ -241,7 +247,14 @@ class Watch:
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
     def _attach(self, session: WatchSession) -> None:
-        self._holds_lock = session.take_lock(self._number)
+        if session.is_pooled and not self.is_pooled:
+            logger.warning(
+                "a pooler in transaction mode stands before the server: this instance runs by heartbeats and polling, "
+                "so that others find its crash late, and it their tasks. Add direct=host:port to the URL, the address "
+                "of the server itself, for the one session that must be its own"
+            )
+        self.is_pooled = session.is_pooled
+        self._holds_lock = not session.is_pooled and session.take_lock(self._number)
         self._session = session
         self._look_at_s = self._clock.elapsed_s()
         self._told(None)
@@ -312,11 +325,11 @@ class Watch:
 
     def _look(self, session: WatchSession) -> None:
         self._look_at_s = self._clock.elapsed_s() + LOOK_S
-        if not self._holds_lock:
+        if not self._holds_lock and not self.is_pooled:
             self._holds_lock = session.take_lock(self._number)
         seen = session.look(self._beats.newest_id)
         beating = self._beats.look(seen.latest, seen.newest_id)
-        if self._lives.look(self._clock.elapsed_s(), seen.held, beating):
+        if self._lives.look(self._clock.elapsed_s(), seen.held, beating, seen.without_lock):
             self._rouse()
         self.look_count += 1
 

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg import sql
 
+from taskmanager.store.postgresql.lives import HAS_NO_LOCK
 from taskmanager.store.postgresql.notices import ROW_CHANNELS, channel_of, is_of
 
 _SETTINGS: Final[Mapping[str, str]] = {
@@ -29,7 +30,9 @@ _SET: Final = """
     SELECT set_config(key, value, false) FROM json_each_text(%s::json)
     WHERE key IN (SELECT name FROM pg_settings)
 """
-_PLACE: Final = "SELECT pg_backend_pid(), pg_is_in_recovery(), to_regnamespace(%s)::oid::bigint"
+_PLACE: Final = """
+    SELECT pg_backend_pid(), pg_is_in_recovery(), to_regnamespace(%s)::oid::bigint, pg_postmaster_start_time()::text
+"""
 # A heartbeat may be committed after others with greater ids, so the last ones are read again. Without the LIMIT the
 # planner takes them for a third of the table, and reads all of it.
 _LOOK: Final = """
@@ -46,7 +49,9 @@ _LOOK: Final = """
                 WHERE id > least(%(newest_id)s, (SELECT coalesce(max(id), 0) FROM {table})) - 200
                 ORDER BY id DESC LIMIT 2000
             ) AS late GROUP BY sender_id
-        )
+        ),
+        ARRAY(SELECT instance_id FROM {instances} WHERE {no_lock}),
+        pg_postmaster_start_time()::text
 """
 
 
@@ -56,6 +61,8 @@ class Seen(NamedTuple):
     held: frozenset[int]
     newest_id: int
     latest: Mapping[str, int]
+    without_lock: frozenset[str] = frozenset()
+    """Instances that can hold no lock, as their rows say."""
 
 
 class WatchSession:
@@ -65,31 +72,34 @@ class WatchSession:
         self._schema = schema
         self._name = '"' + schema.replace('"', '""') + '"'
         self._look = sql.SQL(_LOOK).format(
-            name=sql.Literal(self._name), table=sql.Identifier(schema, "taskmanager_heartbeats")
-        )
+            name=sql.Literal(self._name), table=sql.Identifier(schema, "taskmanager_heartbeats"),
+            instances=sql.Identifier(schema, "taskmanager_instances"), no_lock=sql.SQL(HAS_NO_LOCK),
+        )  # fmt: skip
         self._heard_count = 0
         self._ending = threading.Lock()
         """Held while its descriptor is closed, or used by another thread."""
         self._raw: psycopg.Connection[tuple[Any, ...]] = psycopg.connect(conninfo, autocommit=True, prepare_threshold=3)
         try:
-            self._pid, self._schema_oid = self._find_place()
+            self._pid, self._schema_oid, self._started = self._find_place()
             # A pooler gives numbers of its own for those of the server's processes.
             self.is_pooled = self._pid != self._raw.info.backend_pid
-            if not self.is_pooled:
+            if self.is_pooled:
+                self._raw.prepare_threshold = None  # the next transaction may be with another server process
+            else:
                 self._listen()
         except BaseException:
             self.close()
             raise
 
-    def _find_place(self) -> tuple[int, int]:
+    def _find_place(self) -> tuple[int, int, str]:
         found = self._raw.execute(_PLACE, (self._name,)).fetchone()
         assert found is not None
-        pid, is_standby, schema_oid = found
+        pid, is_standby, schema_oid, started = found
         if is_standby:
             raise psycopg.OperationalError("the server is a standby")
         if schema_oid is None:
             raise psycopg.OperationalError(f"there is no schema {self._schema}")
-        return pid, schema_oid
+        return pid, schema_oid, started
 
     def _listen(self) -> None:
         self._raw.add_notify_handler(lambda notice: self._hear(notice.pid, notice.payload))
@@ -117,11 +127,14 @@ class WatchSession:
         asked = {"schema_oid": self._schema_oid, "newest_id": newest_id}
         found = self._raw.execute(self._look, asked).fetchone()
         assert found is not None
-        schema_oid, held, last_id, latest = found
+        schema_oid, held, last_id, latest, without_lock, started = found
         if schema_oid != self._schema_oid:
             self.close()
             raise psycopg.OperationalError(f"the schema {self._schema} was dropped or made anew")
-        return Seen(frozenset(map(_signed, held)), last_id, dict(latest))
+        if started != self._started:  # a pooler keeps our connection through a restart, which has freed all locks
+            self.close()
+            raise psycopg.OperationalError("the server was restarted")
+        return Seen(frozenset(map(_signed, held)), last_id, dict(latest), frozenset(without_lock))
 
     def say(self, payload: str) -> None:
         """Send a notice, in a transaction of its own."""
