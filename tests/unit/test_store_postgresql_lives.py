@@ -115,7 +115,7 @@ def test_beats_are_new_by_their_rows() -> None:
     assert beats.look({"a": 1}, 1) == {"a"}, "the table was emptied"
 
 
-def test_lives_give_one_that_has_no_lock_the_time_in_which_tasks_grow_stale() -> None:
+def test_lives_give_one_without_lock_as_long_as_until_tasks_grow_stale() -> None:
     """Nobody sees a lock of an instance behind a pooler, and its heartbeats are half a minute apart."""
     observer = Observer(silence_s=40.0)
     observer.without_lock.add(ME)
@@ -124,7 +124,7 @@ def test_lives_give_one_that_has_no_lock_the_time_in_which_tasks_grow_stale() ->
     assert observer.looks_until_dead() == 40 - 29
 
 
-def test_lives_give_one_that_had_no_lock_the_common_grace_when_it_can_have_one() -> None:
+def test_lives_give_one_that_had_no_lock_the_common_grace_later() -> None:
     observer = Observer(silence_s=40.0)
     observer.without_lock.add(ME)
     observer.look()

@@ -107,7 +107,7 @@ def is_dead_after(watch: Watch, other: str, seconds: int) -> bool:
 
 def until_it_holds(*watches: Watch) -> None:
     """Wait until each has its lock."""
-    wait_for(lambda: not any(each.must_beat for each in watches), lambda: repr(watches))
+    wait_for(lambda: all(each.put_back() for each in watches), lambda: repr(watches))
 
 
 def until_it_was_lost(watch: Watch, before: int = 0) -> None:
@@ -138,7 +138,7 @@ def locks(cluster: Cluster) -> int:
 
 async def test_watch_finds_an_instance_dead_that_has_dropped_its_lock(cluster: Cluster, watch_of: Make) -> None:
     one, two = await watch_of("one"), await watch_of("two")
-    assert not one.must_beat
+    assert one.put_back()
     assert one.put_back()
     assert not is_dead_after(one, "two", 3 * GRACE_S)
     assert not is_dead_after(two, "one", 3 * GRACE_S)
@@ -198,7 +198,7 @@ async def test_watch_judges_nobody_when_the_server_is_restarted(cluster: Cluster
     else:
         cluster.stop(how)  # type: ignore[arg-type]  # one of its modes
     wait_for(lambda: one.is_detached and two.is_detached, lambda: repr((one, two)))
-    assert one.must_beat
+    assert not one.put_back()
     assert not one.put_back()
     assert not one.is_dead("two")
     cluster.start()
@@ -251,11 +251,11 @@ async def test_watch_waits_for_a_number_that_somebody_else_holds(cluster: Cluste
     """After a reconnect that is an old session of its own, whose end the server has not noticed."""
     with child(cluster, schema, "same"):
         again = await watch_of("same")
-        assert again.must_beat
+        assert not again.put_back()
         assert not again.is_detached
     wait_for(lambda: locks(cluster) == 0, lambda: "the server still has the session")
     look(again)
-    assert not again.must_beat
+    assert again.put_back()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing can be inherited without fork")
@@ -349,7 +349,7 @@ async def test_take_says_why_it_failed_and_can_be_repeated(cluster: Cluster, sch
     finally:
         cluster.start()
     await watch.take()
-    assert not watch.must_beat
+    assert watch.put_back()
     watch.drop()
     assert locks(cluster) == 0
     watch.drop()
@@ -375,7 +375,7 @@ async def test_watch_survives_a_table_that_is_locked(cluster: Cluster, schema: s
         one.look_soon()
         two.tell(["task"], "new")
         wait_for(lambda: one.mark() > 0, lambda: repr(one))
-        assert (one.look_count, one.lost_count, one.must_beat) == (1, 0, False)
+        assert (one.look_count, one.lost_count, one.put_back()) == (1, 0, True)
     look(one)
 
 
