@@ -69,6 +69,7 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
     "Operate": (
         Entry("doctor", "doctor:doctor", "Check the file and its surroundings, and say what to do."),
         Entry("backup", "upkeep:backup", "Copy the file into a new one, also while it is in use."),
+        Entry("copy", "copy:copy_command", "Copy everything to another file, or to a server and back."),
         Entry("recover", "upkeep:recover", "Give back the tasks of instances that have died."),
         Entry("purge", "upkeep:purge", "Delete the records of tasks that have ended."),
     ),

@@ -83,6 +83,12 @@ class FilePlace:
 
         return open_read_only(self.file, patience_s=patience_s, is_any_version=is_any_version)
 
+    def write(self) -> "AbstractContextManager[SqliteSession]":
+        """See `Place.write`."""
+        from taskmanager.store.sqlite.opening import open_to_write
+
+        return open_to_write(self.file, self.is_dead)
+
     def traces(self) -> Hashable:
         """Return the sizes and times of the file and its log."""
         file = self.file.resolve()

@@ -129,6 +129,14 @@ class Place(Protocol):
         """
         ...
 
+    def write(self) -> "AbstractContextManager[Session]":
+        """Return a session for a `with` block that writes, in this thread. What is not there is made, as at a start.
+
+        Raises `StoreUnavailable` when the database cannot be reached or made, and `StoreError` when it has another
+        schema, is damaged or refuses a statement.
+        """
+        ...
+
     def traces(self) -> Hashable:
         """Return what is different after each write."""
         ...

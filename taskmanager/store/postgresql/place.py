@@ -98,6 +98,24 @@ class ServerPlace:
         except psycopg.Error as error:
             raise translate(self.address, error) from error
 
+    @contextmanager
+    def write(self) -> "Iterator[PostgresSession]":
+        """See `Place.write`."""
+        from taskmanager.store.postgresql.connection import connect, lead_to_schema
+        from taskmanager.store.postgresql.faults import translate
+        from taskmanager.store.postgresql.schema import migrate
+
+        try:
+            session = connect(self.address)
+            try:
+                migrate(session.raw, self.address.schema, self.is_dead, shown=str(self))
+                lead_to_schema(session)
+                yield session
+            finally:
+                session.raw.close()
+        except psycopg.Error as error:
+            raise translate(self.address, error) from error
+
     def traces(self) -> Hashable:
         """See `Place.traces`: how many transactions have changed the tables of the schema."""
         with self.read(is_any_version=True) as session:

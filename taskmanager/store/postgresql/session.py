@@ -226,6 +226,28 @@ class PostgresSession:
             found = found._replace(row=row._replace(tags=tags), attempts=tuple(map(_without_nul, found.attempts)))
         return found
 
+    def holdable(self, row: Row, tags: int | None = None) -> Row:
+        """See `Session.holdable`. What is no UTF-8 is a text of another class."""
+        if tags is not None and "\\u0000" in (row[tags] or ""):
+            row = (*row[:tags], row[tags].replace("\\u0000", _NO_NUL), *row[tags + 1 :])
+        if all("\0" not in value if type(value) is str else not isinstance(value, str) for value in row):
+            return row
+        return tuple(
+            str(value).replace("\0", _NO_NUL)
+            if isinstance(value, str) and (type(value) is not str or "\0" in value)
+            else value
+            for value in row
+        )
+
+    def skip_ids(self, table: str) -> None:
+        """See `Session.skip_ids`. Needs the right to change the sequence, which whoever made the schema has."""
+        self.execute_plain(
+            "SELECT setval(s.name, s.last) FROM ("
+            f"SELECT pg_get_serial_sequence(%s, 'id')::regclass AS name, max(id) AS last FROM {self.qualified(table)}"
+            ") AS s WHERE s.last > coalesce(pg_sequence_last_value(s.name), 0)",
+            (self.qualified(table).replace("%%", "%"),),
+        )
+
     def is_rows_fault(self, error: Exception) -> bool:
         """See `Session.is_rows_fault`."""
         if not isinstance(error, psycopg.Error):

@@ -82,6 +82,17 @@ class Session(Protocol):
         """Return the write with texts that the database can hold, and that can be read by people."""
         ...
 
+    def holdable(self, row: "Row", tags: int | None = None) -> "Row":
+        """Return a row of another database with texts that this one can hold: the same row where it can hold all.
+
+        `tags` is the place of the tags of a task, which may be looked into here.
+        """
+        ...
+
+    def skip_ids(self, table: str) -> None:
+        """Let the ids that the database gives in this table be greater than all that are there."""
+        ...
+
     def may_take(self, request: "ClaimRequest") -> bool:
         """Whether a look without a lock finds anything for a claim of what others have, or of what was snoozed."""
         ...

@@ -134,6 +134,13 @@ class SqliteSession(sqlite3.Connection):
         """See `Session.storable`."""
         return encodable(write)
 
+    def holdable(self, row: Row, tags: int | None = None) -> Row:
+        """See `Session.holdable`: a file holds all that any database holds."""
+        return row
+
+    def skip_ids(self, table: str) -> None:
+        """See `Session.skip_ids`: SQLite gives none that is not greater."""
+
     may_take = claims.may_take
     take = claims.take  # no method that calls it: each claim would pay for another call
 
