@@ -305,7 +305,14 @@ def _extreme(name: str) -> Callable[..., str | None]:
 
 
 def _part(text: str, start: str, *count: str) -> str | None:
-    return f"right({text}, {start[1:].strip()})" if start.startswith("-") and not count else None
+    """Translate `substr`. Places in a text are integers of four bytes, and a value is one of eight."""
+    if start.startswith("-") and not count:
+        return f"right({text}, {_place_in_text(start[1:].strip())})"
+    return f"substr({', '.join((text, *map(_place_in_text, (start, *count))))})"
+
+
+def _place_in_text(value: str) -> str:
+    return value if value.isdigit() else f"({value})::integer"
 
 
 def _member(document: str, path: str) -> str:
