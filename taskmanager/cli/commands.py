@@ -29,8 +29,9 @@ Examples:
   taskmanager retry 4c1f3a             run it again
   taskmanager web                      all of it in the browser
 
---db PATH, or $TASKMANAGER_DB, names the file (default tasks.db). The commands need only that file, whether the
-application is running or not. Every command has its own --help; docs/command-line.md has the rest.
+--db PATH, or $TASKMANAGER_DB, names the file (default tasks.db), or a server: postgresql://user@host/database. The
+commands need only that, whether the application is running or not. Every command has its own --help;
+docs/command-line.md has the rest.
 Exit codes: 0 done, 1 not found or refused, 2 wrong usage, 130 Ctrl-C.
 """
 
@@ -67,8 +68,9 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
         Entry("schedules", "queues:schedules", "List schedules; pause, resume or run one."),
     ),
     "Operate": (
-        Entry("doctor", "doctor:doctor", "Check the file and its surroundings, and say what to do."),
+        Entry("doctor", "doctor:doctor", "Check the database and its surroundings, and say what to do."),
         Entry("backup", "upkeep:backup", "Copy the file into a new one, also while it is in use."),
+        Entry("migrate", "upkeep:migrate", "Bring the schema up to date, or print its SQL for a DBA."),
         Entry("copy", "copy:copy_command", "Copy everything to another file, or to a server and back."),
         Entry("recover", "upkeep:recover", "Give back the tasks of instances that have died."),
         Entry("purge", "upkeep:purge", "Delete the records of tasks that have ended."),
@@ -126,7 +128,7 @@ class LazyGroup(click.Group):
 @click.version_option(__version__, "-V", "--version", prog_name="taskmanager", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Background tasks in one SQLite file: look at them, act on them, run them."""
+    """Background tasks in one SQLite file, or in PostgreSQL: look at them, act on them, run them."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
         context.exit(USAGE_EXIT)

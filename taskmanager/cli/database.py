@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 def check_is_there(db: Place) -> None:
-    """Raise `StoreUnavailable` if there is no such file. The message names `--db`, which is mostly what is missing."""
+    """Raise `StoreUnavailable` if there is no such database. The message names `--db`, which mostly lacks."""
     db.check_is_there(f"name the application's database with --db or ${DB_VARIABLE}")
 
 
@@ -76,7 +76,7 @@ def the_task(connection: Session, part: str) -> str:
         if part and (each.task_id.startswith(part) or each.task_id.endswith(part)):
             raise UnknownTask(
                 f"task {each.task_id} is memory-only and runs in process {each.pid} on {each.hostname}; only that "
-                "process can act on it, and its record comes into the file when it has ended"
+                "process can act on it, and its record comes into the database when it has ended"
             )
     raise UnknownTask(f"there is no task {part!r}; `taskmanager list` shows the ids, and an end of one will do")
 

@@ -36,9 +36,10 @@ Examples:
   taskmanager doctor
   taskmanager doctor --json --min-free 2000
 
-Looks at permissions, the kind of file system, free disk space, the log and who pins it, who keeps others from writing,
-the schema, every page of the file, tasks of dead instances, silent instances, functions that nobody knows,
-workflows that do not go on, and clocks.
+Of a file it looks at permissions, the file system, free disk space, the log and who pins it, who keeps others from
+writing, and every page; of a server at its version, settings, clock, connections, a pooler, rights, locks, long
+transactions and dead rows. Of both: the schema, tasks of dead instances, silent instances, functions that nobody
+knows, workflows that do not go on, and clocks.
 Changes nothing.
 Exit codes: 0 all is well, 1 there are findings.
 """
@@ -109,7 +110,7 @@ def _inside(checks: Checks, connection: Session, db: Place) -> Iterator[Finding]
     yield queues(free, alive)
     yield functions(free, alive)
     yield workflows(left, [each for each in overview.workflows if each.status == "PAUSED"])
-    yield clocks(newest, clock.now_us())
+    yield clocks(newest, clock.now_us(), checks.what)
 
 
 def records(unreadable_ids: Sequence[str]) -> Finding:
@@ -218,10 +219,10 @@ def _most_waiting(counts: Counter[str]) -> str:
     return _some([f"{name} ({number:,} waiting)" for name, number in counts.most_common()], more=", and {} more")
 
 
-def clocks(newest: int | None, now: int) -> Finding:
+def clocks(newest: int | None, now: int, what: str = "file") -> Finding:
     """Check that no stamp lies in the future. Delays and thresholds would be off by as much."""
     if newest is None or newest <= now + SKEW_US:
         return Finding("clocks", True, "no stamp lies in the future")
-    found = f"the newest stamp in the file lies {relative(newest, now).removeprefix('in ')} in the future"
+    found = f"the newest stamp in the {what} lies {relative(newest, now).removeprefix('in ')} in the future"
     advice = "this clock is behind, or was set back, or another host's is ahead; let all hosts keep time with NTP"
     return Finding("clocks", False, found, advice)

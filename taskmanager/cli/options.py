@@ -40,7 +40,8 @@ class PlaceName(click.ParamType):  # type: ignore[type-arg]  # click made it gen
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
         """Raise `click.UsageError` for a URL that is of no use. Whether a file can be read is said later."""
         try:
-            return place_at(os.fspath(value)) if isinstance(value, str | os.PathLike) else cast("Place", value)
+            place = place_at(os.fspath(value)) if isinstance(value, str | os.PathLike) else cast("Place", value)
+            return place.for_many_looks()
         except ConfigurationError as exc:
             self.fail(str(exc), param, ctx)
 
@@ -56,7 +57,7 @@ db_option: Final = click.option(
     envvar=DB_VARIABLE,
     show_default=True,
     show_envvar=True,
-    metavar="PATH",
+    metavar="PATH|URL",
     help="The database of the application: a file, or a postgresql:// URL.",
 )
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON document, and nothing else.")

@@ -107,7 +107,7 @@ def schedules(action: str | None, name: str | None, db: Place, as_json: bool) ->
 def _list(db: Place, now: int, as_json: bool) -> None:
     with read(db) as connection:
         rows, known = stored.fetch(connection), instances(connection)
-    alive = {each.instance_id for each in living(known, db)}
+        alive = {each.instance_id for each in living(known, db)}
     rows = as_known(rows, alive)
     if as_json:
         answer_json([schedule_document(row) for row in rows])

@@ -62,7 +62,7 @@ Examples:
   taskmanager list --task 'app.jobs:*' --limit 200 --json
 
 "when" says how long a task has been running or waiting, how soon it is due, or how long ago it ended.
-A memory-only task is in the file once it has ended, up to a minute later.
+A memory-only task is in the database once it has ended, up to a minute later.
 """
 SHOW_EPILOG: Final = """\b
 Examples:
@@ -111,6 +111,8 @@ def list_tasks(limit: int, before: str | None, db: Place, as_json: bool, **filte
         messages = error_messages(connection, [row.task_id for row in rows], MAX_CHARS)
         workflows = workflows_of(connection, [row.task_id for row in rows if row.is_workflow_task])
         unseen = [each for each in memory_only(connection) if not db.is_dead(each.instance_id)]
+        owners = [row.claimed_by_worker_id for row in rows if row.status in LIVE and not is_free(row)]
+        dead = {owner for owner in set(owners) if db.is_dead(owner or "")}
     if as_json:
         answer_json([record_document(row, workflows.get(row.task_id)) for row in rows])
         return
@@ -120,14 +122,14 @@ def list_tasks(limit: int, before: str | None, db: Place, as_json: bool, **filte
         click.echo("no tasks" if search.is_everything else "no such tasks")
     if len(rows) == limit:
         click.echo(f"\nolder ones: --before {escaped(rows[-1].task_id)}")
-    owners = [row.claimed_by_worker_id for row in rows if row.status in LIVE and not is_free(row)]
-    dead = {owner for owner in set(owners) if db.is_dead(owner or "")}
     if dead:
         held = counted(sum(owner in dead for owner in owners), "task")
         click.echo(f"\nheld by dead instances: {held}; a start, or `taskmanager recover`, gives them back")
     if unseen and search in (Search(), Search(statuses=(TaskStatus.RUNNING,))):
         what = counted(len(unseen), "memory-only task")
-        click.echo(f"\nrunning, not in the file: {what}; see `taskmanager status`")
+        click.echo(
+            f"\nrunning, not in the {'database' if db.file is None else 'file'}: {what}; see `taskmanager status`"
+        )
 
 
 def _draw(rows: Sequence[TaskRow], messages: Mapping[str, str], workflows: Mapping[str, OwnWorkflow]) -> None:
@@ -150,7 +152,7 @@ def show(task_id: str, db: Place, as_json: bool) -> None:
         steps = [each for each in fetch_steps(connection, wanted) if each.kind == STEP]
         is_paused = row.queue_name in paused_queues(connection)
         workflow = workflows_of(connection, [wanted]).get(wanted)
-    around = surroundings(row, known, db, SystemClock().now_us(), workflow, is_paused=is_paused)
+        around = surroundings(row, known, db, SystemClock().now_us(), workflow, is_paused=is_paused)
     next_step = outlook(row, around, steps)
     if as_json:
         after = {"text": next_step.text, "at": None if next_step.at is None else iso(next_step.at)}

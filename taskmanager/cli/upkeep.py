@@ -1,4 +1,4 @@
-"""`taskmanager recover`, `purge` and `backup`: for people who operate an application."""
+"""`taskmanager recover`, `purge`, `backup` and `migrate`: for people who operate an application."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -68,6 +68,15 @@ the file as it was when the command began, with all that was committed then. It
 is checked before it gets its name, and only you can read it. A file that is
 there already is not replaced without --force.
 """
+MIGRATE_EPILOG: Final = """\b
+Examples:
+  taskmanager migrate --db postgresql://owner@db.example.com/app
+  taskmanager migrate --sql --db postgresql:///app?schema=jobs | psql app
+
+The application does the same when it starts, if its role may. Where it may not,
+a DBA runs this, or what --sql prints: it does what is not done yet, and ends
+with the rights that the application needs. With --sql nothing is connected to.
+"""
 _ENDED: Final = tuple(status for status in TaskStatus if status in TERMINAL)
 
 
@@ -80,7 +89,8 @@ _ENDED: Final = tuple(status for status in TaskStatus if status in TERMINAL)
 def recover(db: Place, as_json: bool, frozen: float | None) -> None:
     """Give back the tasks of instances that have died.
 
-    Dead is decided by the lock files: an instance that lives holds its own, whatever its heartbeats say.
+    Dead is decided by the locks: an instance that lives holds its own, whatever its heartbeats say. On a server it must
+    have been silent for a minute too, because a lost connection frees its lock.
     """
     orphans, dead, stale, nodes = write(db, lambda store: _recover(store, db, frozen))
     if as_json:
@@ -120,7 +130,7 @@ async def _recover(
     before = await _orphans(store, place, known - dead)
     # What is recovered is said at the end, so nothing is told of each write.
     me = new_identity(None, clock.now_us())
-    recovery = Recovery(store, clock, me, store.presence(me.instance_id), tell=lambda write: None)
+    recovery = Recovery(store, clock, me, place, tell=lambda write: None)
     nodes = await patiently(partial(recovery.recover_workflows, 0))
     await patiently(recovery.run_once)
     # One whose lock file was put back meanwhile lives: what has become of its tasks is its own doing.
@@ -203,3 +213,22 @@ def backup(file: Path, force: bool, db: Place, as_json: bool) -> None:
     size_bytes = db.back_up(file, is_replacing=force)
     said = f"{db} was copied to {file} ({size_bytes / 1_000_000:,.1f} MB)"
     answer({"db": str(db), "file": str(file), "size_bytes": size_bytes}, said, as_json=as_json)
+
+
+@click.command(epilog=MIGRATE_EPILOG)
+@click.option("--sql", "is_sql", is_flag=True, help="Print the SQL for psql instead.")
+@file_options
+def migrate(is_sql: bool, db: Place, as_json: bool) -> None:
+    """Bring the schema to this version of taskmanager, as a start does."""
+    if is_sql:
+        if as_json:
+            raise click.UsageError("--sql and --json exclude each other: SQL is no JSON document")
+        click.echo(db.script(), nl=False)
+        return
+    check_is_there(db)
+    before = db.version()
+    with db.write():
+        pass  # it is brought to this version when it is opened
+    after = db.version()
+    said = f"{db} has schema version {after}" + ("; nothing was to do" if before == after else f", it had {before}")
+    answer({"db": str(db), "before": before, "after": after}, said, as_json=as_json)

@@ -124,9 +124,13 @@ async def cancel(store: Store, rows: Sequence[TaskRow], clock: Clock, place: Pla
     """
     done = await _cancel(store, [row for row in rows if row.status in LIVE], clock)
     asked = [row for row in rows if row.task_id in done and not is_free(row)]
-    orphans = {row.task_id for row in asked if place is not None and place.is_dead(row.claimed_by_worker_id or "")}
+    orphans = set() if place is None else await asyncio.to_thread(_orphans, asked, place)
     ended = await _wait_for_end(store, [row.task_id for row in asked if row.task_id not in orphans])
     return [_cancelled(row, row.task_id in done, row.task_id in orphans, ended.get(row.task_id)) for row in rows]
+
+
+def _orphans(rows: Sequence[TaskRow], place: Place) -> set[str]:
+    return {row.task_id for row in rows if place.is_dead(row.claimed_by_worker_id or "")}
 
 
 async def _cancel(store: Store, live: Sequence[TaskRow], clock: Clock) -> frozenset[str]:

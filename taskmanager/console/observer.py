@@ -19,6 +19,7 @@ from taskmanager.model.errors import StoreError
 from taskmanager.model.report import InstanceReport, QueueReport, RunningTask
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.place import Place
+from taskmanager.store.presence import Presence
 from taskmanager.store.protocol import FREE_COUNT_CAP, FreeQueue, InstanceRow
 from taskmanager.store.sql.queries import counts as count_all
 from taskmanager.store.sql.session import Session
@@ -47,10 +48,14 @@ class _Sign(NamedTuple):
 
 
 class Observer:
-    """Looks at one database, and remembers the signs of life. `place` is None for a store in memory."""
+    """Looks at one database, and remembers the signs of life. `place` is None for a store in memory.
 
-    def __init__(self, place: Place | None, clock: Clock) -> None:
+    An instance that looks at itself has a `presence`, which knows who is dead without a look.
+    """
+
+    def __init__(self, place: Place | None, clock: Clock, presence: Presence | None = None) -> None:
         self._place = place
+        self._presence = presence
         self._clock = clock
         self._signs: dict[str, _Sign] = {}
         self._alive_s: dict[str, float] = {}
@@ -118,12 +123,12 @@ class Observer:
         place = self._place
         if place is None:
             return False
-        now_s = self._clock.elapsed_s()
-        if not place.is_dead(instance_id):
+        now_s, proof = self._clock.elapsed_s(), self._presence or place
+        if not proof.is_dead(instance_id):
             self._alive_s[instance_id] = now_s
             return False
         was_alive_s = self._alive_s.get(instance_id, -place.put_back_s)
-        return now_s - was_alive_s >= place.put_back_s or not place.is_missing(instance_id)
+        return now_s - was_alive_s >= place.put_back_s or not proof.is_missing(instance_id)
 
     def _silent_s(self, instance_id: str, seen_at: int) -> float:
         now_s = self._clock.elapsed_s()
@@ -151,6 +156,7 @@ class Observer:
             room.log_bytes,
             room.disk_free_bytes,
             size.schema_version,
+            is_file=self._place.file is not None,
         )
 
 

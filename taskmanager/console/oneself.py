@@ -31,7 +31,7 @@ class InstanceObserver:
     def __init__(self, engine: Engine) -> None:
         self._engine, self._store, self._clock, self._identity = engine, engine.store, engine.clock, engine.identity
         self._place = engine.settings.place
-        self._observer = Observer(self._place, self._clock)
+        self._observer = Observer(self._place, self._clock, engine.presence)
         self._found: StoreOverview | None = None
         self._fault: str | None = None
         self._marked: InstanceReport | None = None

@@ -80,7 +80,7 @@ class QueueView(NamedTuple):
 
 
 class StorageView(NamedTuple):
-    """The file and its log. `path` is None where tasks are in memory only."""
+    """The file and its log, or the tables of a server. `path` is None where tasks are in memory only."""
 
     path: str | None
     file_bytes: int = 0
@@ -88,6 +88,7 @@ class StorageView(NamedTuple):
     log_bytes: int = 0
     disk_free_bytes: int | None = None
     schema_version: int = 0
+    is_file: bool = True
 
 
 class Mend(NamedTuple):

@@ -25,7 +25,7 @@ from taskmanager.model.wording import counted
 from taskmanager.rules.recovery import NO_CRASH, Crash, Orphan, Verdict, judge_orphan
 from taskmanager.rules.retry import RetryRule
 from taskmanager.store.constraints import unreadable
-from taskmanager.store.presence import PUT_BACK_S, Presence
+from taskmanager.store.presence import PUT_BACK_S, Judge
 from taskmanager.store.protocol import InstanceRow, Store
 from taskmanager.store.workflow_protocol import Advance
 
@@ -50,7 +50,7 @@ class Recovery:
         store: Store,
         clock: Clock,
         identity: InstanceRow,
-        presence: Presence | None,
+        judge: Judge | None,
         config: RecoveryConfig = DEFAULT_RECOVERY,
         *,
         random_01: Callable[[], float] = random.random,
@@ -58,7 +58,7 @@ class Recovery:
         advanced: Callable[[Advance], None] = lambda advance: None,
     ) -> None:
         self._store, self._clock, self._identity = store, clock, identity
-        self._presence = presence
+        self._proofs = judge
         self._config = config
         self._random_01 = random_01
         self._has_swept = False
@@ -107,8 +107,8 @@ class Recovery:
         """Nothing of the dead is left but their rows and what has proved that they lived."""
         # The rows first: a lock file without a row is a leftover, but a row without its lock file leaves a doubt.
         await self._store.forget_instances(dead)
-        if self._presence is not None:
-            await self._presence.clear_away(self._is_registered)
+        if self._proofs is not None:
+            await self._proofs.clear_away(self._is_registered)
         self._has_swept = True
 
     async def _is_registered(self, instance_id: str) -> bool:
@@ -222,14 +222,14 @@ class Recovery:
     async def _find_dead(self, registered: Iterable[str]) -> set[str]:
         """Those of them that are dead. One whose proof of life is missing has time to put it back."""
         dead = {each for each in registered if self._is_dead(each)}
-        presence = self._presence
-        if presence is not None and any(presence.is_missing(each) for each in dead):
+        proofs = self._proofs
+        if proofs is not None and any(proofs.is_missing(each) for each in dead):
             await asyncio.sleep(PUT_BACK_S)
             dead = {each for each in dead if self._is_dead(each)}
         return dead
 
     def _is_dead(self, instance_id: str) -> bool:
-        return self._presence is None or self._presence.is_dead(instance_id)
+        return self._proofs is None or self._proofs.is_dead(instance_id)
 
     def _judge(self, row: TaskRow, crash: Crash) -> TaskWrite:
         now = self._clock.now_us()

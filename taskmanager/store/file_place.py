@@ -5,14 +5,14 @@ Every method imports what it needs when it is called: whoever declares a manager
 
 import contextlib
 import os
-from collections.abc import Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.config import DEFAULT_RECOVERY, RecoveryConfig
-from taskmanager.model.errors import StoreUnavailable
+from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.place import READ_PATIENCE_S, Room
 from taskmanager.store.presence import PUT_BACK_S
 
@@ -83,6 +83,10 @@ class FilePlace:
 
         return open_read_only(self.file, patience_s=patience_s, is_any_version=is_any_version)
 
+    def for_many_looks(self) -> "FilePlace":
+        """See `Place.for_many_looks`. A connection that stays open would keep the application from removing its log."""
+        return self
+
     def write(self) -> "AbstractContextManager[SqliteSession]":
         """See `Place.write`."""
         from taskmanager.store.sqlite.opening import open_to_write
@@ -111,6 +115,12 @@ class FilePlace:
         from taskmanager.store.sqlite.presence import sign_of_life
 
         return sign_of_life(self.file, instance_id)
+
+    async def clear_away(self, is_registered: Callable[[str], Awaitable[bool]]) -> None:
+        """See `Place.clear_away`: lock files."""
+        from taskmanager.store.sqlite.presence import remove_abandoned_locks
+
+        await remove_abandoned_locks(self.file, is_registered)
 
     def check_is_there(self, advice: str) -> None:
         """See `Place.check_is_there`."""
@@ -164,6 +174,20 @@ class FilePlace:
 
         with self.read(is_any_version=True) as connection:
             return back_up(connection, self.file, target, is_replacing=is_replacing)
+
+    def version(self) -> int:
+        """See `Place.version`."""
+        from taskmanager.store.sqlite.schema import version
+
+        with self.read(is_any_version=True) as connection:
+            return version(connection)
+
+    def script(self) -> str:
+        """See `Place.script`: refuse."""
+        raise StoreError(
+            f"{self} is a file, which the application makes and migrates by itself when it starts; --sql is for a "
+            "postgresql:// URL"
+        )
 
     def doctor(self) -> "FileChecks":
         """See `Place.doctor`."""

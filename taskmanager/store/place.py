@@ -5,7 +5,7 @@ All that differs between a file and a server, for those above the store, is a me
 
 import os
 import re
-from collections.abc import Coroutine, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
@@ -129,6 +129,10 @@ class Place(Protocol):
         """
         ...
 
+    def for_many_looks(self) -> "Place":
+        """Return the same place, for whoever looks again and again: it may keep what each look needs."""
+        ...
+
     def write(self) -> "AbstractContextManager[Session]":
         """Return a session for a `with` block that writes, in this thread. What is not there is made, as at a start.
 
@@ -151,6 +155,10 @@ class Place(Protocol):
 
     def sign_of_life(self, instance_id: str) -> int | None:
         """Return a number that changes as long as the instance shows that it lives; None where none can be seen."""
+        ...
+
+    async def clear_away(self, is_registered: Callable[[str], Awaitable[bool]]) -> None:
+        """Remove what dead instances have left beside the database, except those whose row is in it."""
         ...
 
     def check_is_there(self, advice: str) -> None:
@@ -185,6 +193,17 @@ class Place(Protocol):
         """Copy the database into a new file, and return its size in bytes.
 
         Raises `StoreError` where that is not how this kind of database is kept safe, and says how.
+        """
+        ...
+
+    def version(self) -> int:
+        """Return the version of the schema, 0 where there is none yet. Raises `StoreError` as `read` does."""
+        ...
+
+    def script(self) -> str:
+        """Return the SQL that makes the schema, or brings it to the newest version, for somebody to run it by hand.
+
+        Raises `StoreError` where nobody does that with this kind of database.
         """
         ...
 

@@ -11,7 +11,31 @@ PUT_BACK_S: Final = 2.0
 """Time in which a living instance has noticed that its proof is gone: several rounds of its heartbeat's thread."""
 
 
-class Presence(Protocol):
+class Judge(Protocol):
+    """Tells who is dead, for whoever gives their tasks back."""
+
+    def is_dead(self, instance_id: str) -> bool:
+        """Whether that instance runs nothing any more, and its tasks may be run by others. It is no guess.
+
+        Where a proof can be lost by a living instance, it must have stayed lost for a grace that is long enough for it
+        to be taken again. Until that has passed, and where nothing is known of anybody, the answer is False.
+        """
+        ...
+
+    def is_missing(self, instance_id: str) -> bool:
+        """Whether the trace of that instance is gone altogether, as when somebody has tidied up.
+
+        If it `is_dead` by that, it may live and put its proof back within `PUT_BACK_S`: whoever is about to run its
+        tasks looks again after that time. False where `is_dead` takes care of that itself.
+        """
+        ...
+
+    async def clear_away(self, is_registered: Callable[[str], Awaitable[bool]]) -> None:
+        """Remove what dead instances have left of their proofs, except those whose row is in the store."""
+        ...
+
+
+class Presence(Judge, Protocol):
     """The proof that one instance lives, and its view of the others. Taken before the instance is registered.
 
     Every call but `take` and `clear_away` returns at once, from any thread: a store that would have to ask a server
@@ -50,26 +74,6 @@ class Presence(Protocol):
         """Give it up, and leave the trace by which the others find out that this instance is dead."""
         ...
 
-    def is_dead(self, instance_id: str) -> bool:
-        """Whether that instance runs nothing any more, and its tasks may be run by others. It is no guess.
-
-        Where a proof can be lost by a living instance, it must have stayed lost for a grace that is long enough for it
-        to be taken again. Until that has passed, and where nothing is known of anybody, the answer is False.
-        """
-        ...
-
-    def is_missing(self, instance_id: str) -> bool:
-        """Whether the trace of that instance is gone altogether, as when somebody has tidied up.
-
-        If it `is_dead` by that, it may live and put its proof back within `PUT_BACK_S`: whoever is about to run its
-        tasks looks again after that time. False where `is_dead` takes care of that itself.
-        """
-        ...
-
     def sign_of_life(self, instance_id: str) -> int | None:
         """Return a number that changes with each `show_life` of that instance; None where there is none to be seen."""
-        ...
-
-    async def clear_away(self, is_registered: Callable[[str], Awaitable[bool]]) -> None:
-        """Remove what dead instances have left of their proofs, except those whose row is in the store."""
         ...

@@ -154,7 +154,7 @@ def _shown(page: Page) -> Callable[[Request], Awaitable[Response]]:
             source.look_again()  # another worker may have done what this viewer wants to see
         held = request.headers.get(tasks.ROWS_HEADER, "")
         key = place_in(request.scope), request.url.query, held, viewer_of(request).may_act
-        mark = source.mark()
+        mark = await source.mark()
         if mark is not None and (mark, request.headers.get("if-none-match")) == marks.get(key):
             return Response(status_code=304, headers={"ETag": marks[key][1], "Vary": "Cookie"})
         try:

@@ -45,7 +45,7 @@ async def recover(request: Request) -> Response:
 
     async def give_back(store: Store) -> int:
         identity = new_identity(None, source.clock.now_us())
-        recovery = Recovery(store, source.clock, identity, store.presence(identity.instance_id))
+        recovery = Recovery(store, source.clock, identity, source.place)
         node_count = await recovery.recover_workflows(0)
         return node_count + await recovery.run_once()
 

@@ -50,7 +50,7 @@ class Source:
     """One database, or one manager. `taskmanager web` has no `manager`, and a manager in memory has no `place`."""
 
     def __init__(self, place: Place | None, manager: TaskManager | None = None) -> None:
-        self.place = place
+        self.place = None if place is None else place.for_many_looks()
         self.manager = manager
         self.clock: Clock = SystemClock()
         self._begin()
@@ -80,7 +80,7 @@ class Source:
             return ask(connection, *args, **kwargs)
 
         await self._write_history()
-        return await self._in_thread(self._read, work)
+        return await self.aside(self._read, work)
 
     async def _write_history(self) -> None:
         """Let the manager write the memory-only tasks that have ended, so that lists show them.
@@ -99,7 +99,8 @@ class Source:
         engine = self.running()
         return engine if engine is not None and engine.writer.outbox.unsaved_history_count else None
 
-    async def _in_thread(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
+    async def aside(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
+        """Do something that may wait for a disk or a server, in a thread."""
         if self._pid != os.getpid():
             self._begin()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
@@ -115,14 +116,18 @@ class Source:
         key = (ask, args, tuple(sorted(kwargs.items())))
         return await self.share(key, lambda: self.read(ask, *args, **kwargs))
 
-    def mark(self) -> Hashable | None:
+    async def mark(self) -> Hashable | None:
         """Return a mark that changes with each write, and every `SAME_S`.
 
         It is None soon after a write, while a shared answer may be older than that.
         """
         if self.place is None or self._keeping_history() is not None:
             return None
-        traces, now_s = self.place.traces(), self.clock.elapsed_s()
+        try:
+            traces = await self.share(self.place.traces, partial(self.aside, self.place.traces), for_s=0.0)
+        except StoreError:  # the look says it
+            return None
+        now_s = self.clock.elapsed_s()
         if traces != self._traces:
             self._traces, self._same_since_s = traces, now_s
         return (traces, now_s // SAME_S) if now_s - self._same_since_s > 2 * SHARED_S else None
@@ -158,7 +163,7 @@ class Source:
             if self._observer is None or self._observer[0] is not engine:
                 self._observer = engine, InstanceObserver(engine)
             return await self._observer[1].overview_aside()
-        return await self._in_thread(self._watched)
+        return await self.aside(self._watched)
 
     def _watched(self) -> Overview:
         if self.place is None:

@@ -1,6 +1,7 @@
 """The page of one task: what is known of it, what happens next, what it was given, and how each attempt went."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from starlette.requests import Request
@@ -9,7 +10,7 @@ from starlette.responses import RedirectResponse
 from taskmanager.codec.report import number_or_none
 from taskmanager.console.documents import parsed
 from taskmanager.console.figures import MAX_CHARS, cut, exact, size, workflow_label
-from taskmanager.console.outlook import outlook, surroundings
+from taskmanager.console.outlook import Surroundings, outlook, surroundings
 from taskmanager.console.record import policy, process_of, progress_of, so_far, step_until
 from taskmanager.engine.actions import why_not_again
 from taskmanager.model.clock import LAST_US
@@ -41,7 +42,7 @@ async def show(request: Request) -> View | RedirectResponse:
         view = view._replace(instances=[each.row for each in (await site.source.overview()).instances])
     if view is not None:
         running = await _running(site.source, wanted) if view.row.status == TaskStatus.RUNNING else None
-        return View("task.html", _page(site, view, running))
+        return View("task.html", _page(site, view, running, await _around(site.source, view)))
     return await _like(request, wanted)
 
 
@@ -115,9 +116,15 @@ class LogLine(NamedTuple):
     text: str
 
 
-def _page(site: Site, view: TaskView, running: RunningTask | None) -> dict[str, Any]:
-    row, now_us = view.row, site.source.clock.now_us()
-    around = surroundings(row, view.instances, site.source.place, now_us, view.workflow, is_paused=view.is_queue_paused)
+async def _around(source: Source, view: TaskView) -> Surroundings:
+    return await source.aside(
+        partial(surroundings, is_paused=view.is_queue_paused),
+        view.row, view.instances, source.place, source.clock.now_us(), view.workflow,
+    )  # fmt: skip
+
+
+def _page(site: Site, view: TaskView, running: RunningTask | None, around: Surroundings) -> dict[str, Any]:
+    row, now_us = view.row, around.now_us
     line = _line(view, now_us)
     format_arguments, is_hidden = site.format_arguments, site.hide_arguments
     ended_at = row.completed_at or row.failed_at

@@ -15,7 +15,7 @@ from taskmanager.store.sqlite.presence import (
     is_dead,
     lock_files,
     lock_path,
-    remove_leftover_locks,
+    remove_abandoned_locks,
 )
 
 pytestmark = [
@@ -84,7 +84,7 @@ async def test_a_sweep_removes_lock_files_of_dead_instances_only(tmp_path: Path,
     async def is_registered(instance_id: str) -> bool:
         return instance_id == registered
 
-    await remove_leftover_locks(database, is_registered)
+    await remove_abandoned_locks(database, is_registered)
     assert names_in(tmp_path) == {path.name for path in (database, living.path, *kept)}
     assert not is_dead(database, living.path.name[len(name) + 1 : -len(".lock")])
     living.drop()
@@ -100,7 +100,7 @@ async def test_a_sweep_follows_no_link_and_waits_for_no_pipe(tmp_path: Path) -> 
     os.mkfifo(pipe)
     folder.mkdir()
     before = names_in(tmp_path)
-    await remove_leftover_locks(database, nobody)
+    await remove_abandoned_locks(database, nobody)
     assert names_in(tmp_path) == before
     for instance_id in (each for _, each in list(lock_files(database))):
         assert not has_lock_file(database, instance_id)
@@ -121,7 +121,7 @@ async def test_a_file_is_held_while_the_store_is_asked_for_its_id(tmp_path: Path
         asked.append((each, path.exists(), is_dead(database, each)))
         return False
 
-    await remove_leftover_locks(database, is_registered)
+    await remove_abandoned_locks(database, is_registered)
     assert asked == [(instance_id, True, False)]
     assert not path.exists()
 
@@ -138,7 +138,7 @@ async def test_an_instance_that_puts_its_lock_back_waits_for_no_sweep(tmp_path: 
         in_time(lock.take)
         return False
 
-    await remove_leftover_locks(database, take_meanwhile)
+    await remove_abandoned_locks(database, take_meanwhile)
     assert not is_dead(database, instance_id)
     assert names_in(tmp_path) == {"tasks.db", lock.path.name}
     lock.drop()

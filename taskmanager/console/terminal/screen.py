@@ -232,7 +232,10 @@ def _figures(overview: Overview, grid: Grid) -> Iterator[Line]:
     yield ""
     yield from _counts(overview, grid)
     if overview.unwritten_count:
-        yield Text(f"{MARGIN}{overview.unwritten_count:,} more ended, in the file within a minute (memory-only)", "dim")
+        where = "file" if overview.storage.is_file else "database"
+        yield Text(
+            f"{MARGIN}{overview.unwritten_count:,} more ended, in the {where} within a minute (memory-only)", "dim"
+        )
     if not overview.is_empty:
         yield from _paces(overview, grid)
     elif overview.instances:
@@ -305,8 +308,8 @@ def _storage(overview: Overview, grid: Grid) -> Text:
     storage = overview.storage
     if storage.path is None:
         return Text(f"{MARGIN}in memory only, nothing is kept", "dim")
-    parts = [f"file {size(storage.file_bytes)}"]
-    if not grid.is_narrow:
+    parts = [f"{'file' if storage.is_file else 'tables'} {size(storage.file_bytes)}"]
+    if storage.is_file and not grid.is_narrow:
         parts.append(f"log {size(storage.log_bytes)}")
         if storage.unused_bytes > storage.file_bytes // 4:
             parts.append(f"{size(storage.unused_bytes)} unused")

@@ -3,16 +3,16 @@
 Every method imports what it needs when it is called: whoever declares a manager at import has no use for the rest yet.
 """
 
-from collections.abc import Coroutine, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import psycopg
 
 from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.config import DEFAULT_RECOVERY, RecoveryConfig, longest_silence_s
-from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.errors import StoreError
 from taskmanager.store.place import READ_PATIENCE_S, Room
 from taskmanager.store.postgresql.address import Address
 
@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from taskmanager.model.record import TaskRow
     from taskmanager.store.place import Place
     from taskmanager.store.postgresql.doctor import ServerChecks
+    from taskmanager.store.postgresql.looks import Looks
     from taskmanager.store.postgresql.session import PostgresSession
     from taskmanager.store.postgresql.store import PostgresStore
+
+MAX_KEPT: Final = 2
+"""Sessions that are kept for those who look again and again: the dashboard has two threads that read."""
 
 
 class ServerPlace:
@@ -30,8 +34,10 @@ class ServerPlace:
     put_back_s = 0.0
     file = None
 
-    def __init__(self, url: str) -> None:
-        self.address = Address.of(url)
+    def __init__(self, url: str | Address, *, max_kept: int = 0) -> None:
+        self.address = url if isinstance(url, Address) else Address.of(url)
+        self._max_kept = max_kept
+        self._looks: Looks | None = None
 
     def __str__(self) -> str:
         return str(self.address)
@@ -68,6 +74,8 @@ class ServerPlace:
         """See `Place.new_store`."""
         from taskmanager.store.postgresql.store import PostgresStore
 
+        if self._looks is not None:  # the store has connections of its own
+            self._looks.drop()
         return PostgresStore(
             self.address,
             synchronous=synchronous,
@@ -79,24 +87,28 @@ class ServerPlace:
 
     @contextmanager
     def read(self, *, patience_s: float = READ_PATIENCE_S, is_any_version: bool = False) -> "Iterator[PostgresSession]":
-        """See `Place.read`. Nothing is waited for but the server itself."""
-        from taskmanager.store.postgresql.connection import connect, lead_to_schema
+        """See `Place.read`. Waited for is the server itself, and a table that somebody has locked as a whole."""
         from taskmanager.store.postgresql.faults import translate
         from taskmanager.store.postgresql.schema import check_version
 
         try:
-            session = connect(self.address)
-            try:
-                if not session.is_pooled:  # behind a pooler, the next one who gets that session could not write
-                    session.execute_plain("SET default_transaction_read_only = on")
+            with self._looking().session(patience_s) as session:
                 if not is_any_version:
                     check_version(session.raw, self.address.schema, shown=str(self))
-                lead_to_schema(session)
                 yield session
-            finally:
-                session.raw.close()
         except psycopg.Error as error:
             raise translate(self.address, error) from error
+
+    def for_many_looks(self) -> "ServerPlace":
+        """See `Place.for_many_looks`: sessions are kept between two looks."""
+        return ServerPlace(self.address, max_kept=MAX_KEPT)
+
+    def _looking(self) -> "Looks":
+        from taskmanager.store.postgresql.looks import Looks
+
+        if self._looks is None:
+            self._looks = Looks(self.address, self._max_kept)
+        return self._looks
 
     @contextmanager
     def write(self) -> "Iterator[PostgresSession]":
@@ -117,12 +129,9 @@ class ServerPlace:
             raise translate(self.address, error) from error
 
     def traces(self) -> Hashable:
-        """See `Place.traces`: how many transactions have changed the tables of the schema."""
+        """See `Place.traces`: which transactions are seen. Those of the whole server, for they have one order."""
         with self.read(is_any_version=True) as session:
-            return session.execute_plain(
-                "SELECT sum(n_tup_ins + n_tup_upd + n_tup_del)::text FROM pg_stat_all_tables WHERE schemaname = %s",
-                (self.address.schema,),
-            ).fetchone()
+            return session.execute_plain("SELECT pg_current_snapshot()::text").fetchone()
 
     def is_dead(self, instance_id: str) -> bool:
         """See `Place.is_dead`: whether nobody holds the lock of the instance, and its heart was silent for long."""
@@ -139,13 +148,11 @@ class ServerPlace:
         """See `Place.sign_of_life`. There is none but the heartbeats."""
         return None
 
+    async def clear_away(self, is_registered: Callable[[str], Awaitable[bool]]) -> None:
+        """See `Place.clear_away`. A lock goes with its session, and leaves nothing."""
+
     def check_is_there(self, advice: str) -> None:
-        """See `Place.check_is_there`. The message names the server, and the advice another place."""
-        try:
-            with self.read(is_any_version=True):
-                return
-        except StoreUnavailable as exc:
-            raise StoreUnavailable(f"{exc}; {advice}") from exc
+        """See `Place.check_is_there`. Every look says it by itself."""
 
     def check_process(self) -> None:
         """See `Place.check_process`. A child may connect anew, and inherits no connection that it could use."""
@@ -176,6 +183,19 @@ class ServerPlace:
             f"{self} is backed up with the server's own tools: pg_dump --schema={self.address.schema}, or a base "
             "backup; `taskmanager copy` moves it into a file"
         )
+
+    def version(self) -> int:
+        """See `Place.version`."""
+        from taskmanager.store.postgresql.schema import version
+
+        with self.read(is_any_version=True) as session:
+            return version(session.raw, self.address.schema)
+
+    def script(self) -> str:
+        """See `Place.script`. It needs no server."""
+        from taskmanager.store.postgresql.schema import script
+
+        return script(self.address.schema)
 
     def doctor(self) -> "ServerChecks":
         """See `Place.doctor`."""

@@ -216,7 +216,7 @@ def lock_files(database: Path) -> Iterator[tuple[Path, str]]:
                 yield path, found[1]
 
 
-async def remove_leftover_locks(database: Path, is_registered: Callable[[str], Awaitable[bool]]) -> None:
+async def remove_abandoned_locks(database: Path, is_registered: Callable[[str], Awaitable[bool]]) -> None:
     """Remove the lock files that dead instances have left: those that nobody holds, and whose id the store does not
     have.
 
@@ -285,4 +285,4 @@ class FilePresence:
         return sign_of_life(self._database, instance_id)
 
     async def clear_away(self, is_registered: Callable[[str], Awaitable[bool]]) -> None:
-        await remove_leftover_locks(self._database, is_registered)
+        await remove_abandoned_locks(self._database, is_registered)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from taskmanager.duties import recovery
-from taskmanager.store.sqlite.presence import FilePresence, InstanceLock
+from taskmanager.store.file_place import FilePlace
+from taskmanager.store.sqlite.presence import InstanceLock
 from tests.unit.cli.documents import RecoveryDocument
 from tests.unit.command_line import statuses, taskmanager
 
@@ -60,10 +61,10 @@ def test_recover_counts_nobody_dead_whose_lock_file_is_put_back(
     lock.take()
     lock.path.unlink()
 
-    def is_put_back_now(presence: FilePresence, instance_id: str) -> bool:
+    def is_put_back_now(place: FilePlace, instance_id: str) -> bool:
         return lock.put_back()
 
-    monkeypatch.setattr(FilePresence, "is_missing", is_put_back_now)
+    monkeypatch.setattr(FilePlace, "is_missing", is_put_back_now)
     monkeypatch.setattr(recovery, "PUT_BACK_S", 0.0)
     ran = taskmanager("recover", "--db", database, "--json")
     assert ran.document(RecoveryDocument) == RecoveryDocument(0, 0, 0, 0, [])
