@@ -24,7 +24,7 @@ from taskmanager.store.constraints import encodable
 from taskmanager.store.postgresql import claims
 from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.words import translated
-from taskmanager.store.postgresql.writing import write
+from taskmanager.store.postgresql.writing import send, write
 from taskmanager.store.protocol import ClaimRequest
 from taskmanager.store.sql.session import Values
 from taskmanager.store.sql.statements import Kind, Row
@@ -216,6 +216,15 @@ class PostgresSession:
     def hold_queue(self, queue_name: str) -> None:
         """See `Session.hold_queue`."""
         claims.hold_queue(self, queue_name, self.number)
+
+    def write_all(self, batches: Sequence[tuple[Kind, Sequence[Row]]]) -> list[int]:
+        """See `Session.write_all`. All of it is one way to the server and back.
+
+        On each way the thread gives the interpreter away, and waits up to 5 ms until a busy loop hands it back.
+        """
+        with self.raw.pipeline():
+            sent = [send(self, kind, rows) for kind, rows in batches]
+        return [sum(cursor.rowcount for cursor in cursors) for cursors in sent]
 
     def storable(self, write: Write) -> Write:
         """See `Session.storable`. No text holds a NUL here, and no tags an escaped one, because of their index."""

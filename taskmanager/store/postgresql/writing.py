@@ -25,7 +25,7 @@ from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.steps import StepRow
 from taskmanager.model.workflows import EdgeRow, NodeRow, WorkflowRow
 from taskmanager.store.noted import COUNTS
-from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.session import Found, Session
 from taskmanager.store.sql.statements import ROWS, VALUE, Kind, Row
 
 VARIANTS: Final = 256
@@ -76,20 +76,27 @@ def _type(name: str) -> str:
 
 def write(session: Session, kind: Kind, rows: Sequence[Row], changed_ids: set[str] | None = None) -> int:
     """See `Session.write`."""
+    if changed_ids is None:
+        return sum(found.rowcount for found in send(session, kind, rows))
     changed = 0
+    for found in send(session, kind, rows, is_asked=True):
+        ids = found.fetchall()
+        changed_ids.update(task_id for (task_id,) in ids)
+        changed += len(ids)
+    return changed
+
+
+def send(session: Session, kind: Kind, rows: Sequence[Row], *, is_asked: bool = False) -> list[Found]:
+    """Send the statements that write these rows. Those that are asked return the ids of what they have changed."""
+    sent = []
     for part in _without_repetition(kind, rows):
         columns = list(zip(*sorted(part, key=itemgetter(0)), strict=True))
         made = statement(kind, _shared(kind, columns))
         values: dict[str, Any] = {name: _single(columns[place][0]) for name, place in made.single}
         for name, place, is_number in made.arrays:
             values[name] = (numbers if is_number else texts)(columns[place])
-        if changed_ids is None:
-            changed += session.execute(made.sql, values).rowcount
-        else:
-            found = session.execute(made.returning, values).fetchall()
-            changed_ids.update(task_id for (task_id,) in found)
-            changed += len(found)
-    return changed
+        sent.append(session.execute(made.returning if is_asked else made.sql, values))
+    return sent
 
 
 def _single(value: Any) -> Any:

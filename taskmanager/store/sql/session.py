@@ -4,7 +4,7 @@ All SQL here is written as SQLite reads it, in a form that other databases under
 into their words. What differs by more than words is a method.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -76,6 +76,14 @@ class Session(Protocol):
 
     def write(self, kind: "Kind", rows: "Sequence[Row]", changed_ids: set[str] | None = None) -> int:
         """Write these rows. Return how many have changed something; their ids are added to `changed_ids`."""
+        ...
+
+    @property
+    def write_all(self) -> "Callable[[Sequence[tuple[Kind, Sequence[Row]]]], list[int]] | None":
+        """What writes the rows of several kinds, in this order, and returns of each how many have changed something.
+
+        None where that saves nothing, because no database is far away.
+        """
         ...
 
     def storable(self, write: "Write") -> "Write":

@@ -10,7 +10,7 @@ changed, and a batch that fails is halved until the guilty row stands alone.
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
+from itertools import starmap
 from typing import Final, NamedTuple, cast
 
 from taskmanager.model.clock import MINUTE_US
@@ -58,21 +58,24 @@ def commit(connection: Session, writes: Sequence[Write], counting: Counting | No
     if not writes:
         return CommitReport({}, {})
     rows = _by_kind(writes)
-    attempts, *others = zip(_BEHIND_OTHERS, map(rows.pop, _BEHIND_OTHERS, repeat([])), strict=True)
     in_workflows, whole = rows.pop(sql.IN_WORKFLOW, None), rows.pop(sql.WHOLE, None)
+    behind = []
+    for kind in _BEHIND_OTHERS:
+        if alike := rows.pop(kind, None):
+            behind.append((kind, alike))
+    attempts = behind[0][1] if behind and behind[0][0] is sql.ATTEMPT else ()
+    for kind, first in sql.FIRST_ATTEMPTS.items():  # one that is there was written by a commit that seemed to fail
+        if kind in rows:
+            behind.append((first, rows[kind]))
     try:
         with connection.transaction(is_beside=not in_workflows):
             noted = _noted(whole, _ended_before(connection, whole)) if whole else None
-            for kind, alike in rows.items():
-                if connection.write(kind, alike) != len(alike):
-                    raise _SomebodyLost
-                if kind in sql.FIRST_ATTEMPTS:  # one that is there was written by a commit that seemed to fail
-                    connection.write(sql.FIRST_ATTEMPTS[kind], alike)
-            if attempts[1] and connection.write(*attempts) != len(attempts[1]):
+            batches, write_all = [*rows.items(), *behind], connection.write_all
+            counts = list(starmap(connection.write, batches)) if write_all is None else write_all(batches)
+            if counts[: len(rows)] != list(map(len, rows.values())):
+                raise _SomebodyLost
+            if attempts and counts[len(rows)] != len(attempts):
                 _replace_attempts(connection, writes)
-            for kind, alike in others:
-                if alike:
-                    connection.write(kind, alike)
             advance = follow(connection, in_workflows, noted or Noted()) if in_workflows else Advance()
         if counting is not None:
             _count(counting, rows, noted)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 BUSY_TIMEOUT_S: Final = 1.0
 SIZES: Final = (512, 256, 128, 64, 32, 16, 8)
 _PADDING_FRACTION: Final = 0.25
+_MANY: Final = min(SIZES) * (1 - _PADDING_FRACTION)
+"""Fewer rows are written one by one."""
 VARIANTS: Final = 256
 """Statements that are kept; as many as a connection keeps prepared."""
 _GUILTY_CODES: Final = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH})
@@ -110,9 +112,10 @@ class SqliteSession(sqlite3.Connection):
 
     def write(self, kind: Kind, rows: Sequence[Row], changed_ids: set[str] | None = None) -> int:
         """See `Session.write`."""
-        changed, start, shared = 0, 0, _alike(kind, rows) if _size_for(len(rows)) > 1 else ()
+        changed, start, shared = 0, 0, _alike(kind, rows) if len(rows) >= _MANY else ()
         while start < len(rows):
-            size = _size_for(len(rows) - start)
+            left = len(rows) - start
+            size = _size_for(left) if left >= _MANY else 1
             part = rows[start : start + size]
             made = statement(kind, shared if size > 1 else (), size)
             values = made.before(part[0])
@@ -129,6 +132,8 @@ class SqliteSession(sqlite3.Connection):
                 changed += len(found)
             start += size
         return changed
+
+    write_all = None
 
     def storable(self, write: Write) -> Write:
         """See `Session.storable`."""
