@@ -1,0 +1,218 @@
+"""How fast is a manager on PostgreSQL, beside the same one on a file, and what do waiting rows and history change?
+
+The server is started here, with `fsync` on. The start of each task is committed before it runs, and the clock stops
+when all ends are. `server` is the processor time of all processes of the server. A million rows wait in another queue,
+which nobody here runs, or have ended before. Four instances claim from one queue at once, a hundred rows each time;
+every two milliseconds it is looked whether one of them waits for a lock.
+
+Needs a PostgreSQL server and the extra `postgres`.
+"""
+
+import asyncio
+import importlib.util
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import psutil
+from _harness import Figures, Line, Options, Part, Watch, database, no_op, percentile, run
+
+from taskmanager import TaskManager
+from taskmanager.model.ids import new_task_id
+
+if TYPE_CHECKING:
+    from tests.servers import Cluster
+
+COUNT, COUNT_QUICK = 20_000, 4_000
+ROWS, ROWS_QUICK = 1_000_000, 100_000
+CALLS, CALLS_QUICK = 200, 50
+WARM_UP: Final = 300
+CLAIMED: Final = 100
+CLAIMERS: Final = 4
+SETTINGS: Final = {"shared_buffers": "128MB", "max_wal_size": "4GB"}
+MANY_ROWS: Final = """
+INSERT INTO jobs.taskmanager_tasks (id, task_name, queue_name, priority, args, kwargs, status, sent_at, enqueued_at,
+    started_at, completed_at, result, start_count, task_options, created_at, updated_at)
+SELECT lpad(n::text, 36, '0'), 'noop', 'other', 50, '[]', '{{}}', '{status}', n, n,
+    {ended}, {ended}, CASE WHEN {ended} IS NULL THEN NULL ELSE '{{"ok":null}}' END, {starts}, '{{"persist":true}}', n, n
+FROM generate_series(1, {count}) AS n
+"""
+LOCKS: Final = """
+SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND wait_event <> 'extend'
+"""
+"""Who waits until another transaction ends. The lock to extend a table is held for the moment that it takes."""
+
+
+@contextmanager
+def server() -> "Iterator[Cluster]":
+    """A server of its own, with the memory that PostgreSQL takes by default."""
+    from tests.servers import Cluster
+
+    cluster = Cluster.create()
+    try:
+        for name, value in SETTINGS.items():
+            cluster.set(name, value)
+        cluster.restart()
+        yield cluster
+    finally:
+        cluster.destroy()
+
+
+def server_s(cluster: "Cluster") -> float:
+    """The processor time of the server until now."""
+    processes = psutil.Process(cluster.pid).children()
+    return sum(sum(each.cpu_times()[:2]) for each in processes)
+
+
+async def make_tables(url: str) -> None:
+    """Start and stop an instance."""
+    async with TaskManager(url):
+        pass
+
+
+def fill(cluster: "Cluster", status: str, count: int) -> None:
+    """Write rows as if earlier processes had left them, and let the server learn what they are like."""
+    asyncio.run(make_tables(cluster.url("jobs")))
+    is_ended = status == "COMPLETED"
+    ended, starts = ("n", 1) if is_ended else ("NULL::bigint", 0)
+    cluster.psql(MANY_ROWS.format(status=status, ended=ended, starts=starts, count=count))
+    cluster.psql("VACUUM ANALYZE jobs.taskmanager_tasks")
+    cluster.psql("CHECKPOINT")
+
+
+async def tasks(where: str | Path, options: Options, cluster: "Cluster | None" = None) -> Figures:
+    """Run many tasks, when a few have run before."""
+    count = options.size(COUNT, COUNT_QUICK)
+    manager = TaskManager(where, max_in_memory=count + WARM_UP)
+    noop = manager.task(name="noop", persist=True)(no_op)
+    async with manager:
+        for _ in range(WARM_UP):
+            noop.enqueue()
+        await manager.join()
+        await manager.flush()
+        watch, began_s = Watch(), server_s(cluster) if cluster else 0.0
+        for _ in range(count):
+            noop.enqueue()
+        await manager.join()
+        await manager.flush()
+        figures = dict(watch.figures(count))
+        if cluster is not None:
+            figures["server_us"] = (server_s(cluster) - began_s) / count * 1e6
+        waits_ms = []
+        for _ in range(options.size(CALLS, CALLS_QUICK)):
+            before_s = time.perf_counter()
+            await noop.enqueue().saved()
+            waits_ms.append((time.perf_counter() - before_s) * 1000)
+        return {**figures, "saved_ms": percentile(waits_ms, 50)}
+
+
+def on_file(options: Options) -> Figures:
+    """The same with a file."""
+    with database(options) as path:
+        return asyncio.run(tasks(path, options))
+
+
+def on_server(options: Options, status: str = "") -> Figures:
+    """Run them beside nothing, or beside many rows."""
+    with server() as cluster:
+        if status:
+            fill(cluster, status, options.size(ROWS, ROWS_QUICK))
+        return asyncio.run(tasks(cluster.url("jobs"), options, cluster))
+
+
+async def claim_all(url: str, number: int, left: list[int]) -> list[float]:
+    """Claim as one instance until the rows that may be claimed are used up; how long each claim took."""
+    from taskmanager.store.place import place_of
+    from taskmanager.store.protocol import ClaimRequest
+
+    place = place_of(url)
+    assert place is not None
+    store = place.new_store()
+    await store.open()
+    took_ms, owner = [], f"{new_task_id()}-{number}"
+    while left[0] > 0:
+        left[0] -= CLAIMED
+        began_s = time.perf_counter()
+        rows = await store.claim(ClaimRequest(owner, ["noop"], "other", CLAIMED, time.time_ns() // 1000))
+        took_ms.append((time.perf_counter() - began_s) * 1000)
+        assert len(rows) == CLAIMED, len(rows)
+    await store.close()
+    return took_ms
+
+
+def claims(options: Options, *, count: int, claimers: int) -> Figures:
+    """Several instances claim from so many waiting rows."""
+    rows = options.size(COUNT, COUNT_QUICK)
+    looks: list[int] = []
+    with server() as cluster:
+        fill(cluster, "PENDING", max(count, 2 * rows))
+        url, is_over = cluster.url("jobs"), threading.Event()
+
+        def look() -> None:
+            import psycopg
+
+            with psycopg.connect(cluster.url(), autocommit=True) as connection:
+                while not is_over.wait(0.002):
+                    looks.append((connection.execute(LOCKS).fetchone() or (0,))[0])
+
+        async def all_of_them() -> list[list[float]]:
+            left = [rows]
+            return await asyncio.gather(*(claim_all(url, number, left) for number in range(claimers)))
+
+        looker = threading.Thread(target=look)
+        looker.start()
+        began_s = time.perf_counter()
+        took_ms = list(chain.from_iterable(asyncio.run(all_of_them())))
+        took_s = time.perf_counter() - began_s
+        is_over.set()
+        looker.join()
+    return {
+        "per_s": rows / took_s,
+        "claim_ms": percentile(took_ms, 50),
+        "waits_percent": 100 * sum(map(bool, looks)) / max(1, len(looks)),
+    }
+
+
+PARTS: Final[dict[str, Part]] = {
+    "file": on_file,
+    "server": on_server,
+    "beside waiting rows": partial(on_server, status="PENDING"),
+    "beside history": partial(on_server, status="COMPLETED"),
+    "one claims": partial(claims, count=0, claimers=1),
+    "four claim": partial(claims, count=0, claimers=CLAIMERS),
+    "one claims of many": lambda options: claims(options, count=options.size(ROWS, ROWS_QUICK), claimers=1),
+}
+LINES: Final = [
+    Line("persisted tasks / on a file", "server", "per_s", "/s", "file"),
+    Line("persisted tasks", "server", "per_s", "/s", must=">= 5000"),
+    Line("enqueue to saved / on a file", "server", "saved_ms", "ms", "file"),
+    Line("the loop's thread / on a file", "server", "loop_us", "µs", "file"),
+    Line("all threads / on a file", "server", "process_us", "µs", "file"),
+    Line("the server's processes", "server", "server_us", "µs"),
+    Line("rate beside waiting rows / without", "beside waiting rows", "per_s", "/s", "server", must=">= 0.9"),
+    Line("server's time beside waiting rows / without", "beside waiting rows", "server_us", "µs", "server"),
+    Line("rate beside history / without", "beside history", "per_s", "/s", "server", must=">= 0.9"),
+    Line("server's time beside history / without", "beside history", "server_us", "µs", "server"),
+    Line("rows claimed by four / by one", "four claim", "per_s", "rows/s", "one claims"),
+    Line("a claim waits for a lock, of all looks", "four claim", "waits_percent", "%", must="<= 1"),
+    Line("a claim of a hundred of many / of few", "one claims of many", "claim_ms", "ms", "one claims", must="<= 1.5"),
+]
+
+
+def lacking() -> list[str]:
+    """Return what has to be installed first."""
+    if importlib.util.find_spec("psycopg") is None:
+        return ["Not measured: pip install psycopg[binary]"]
+    from tests.servers import find_binaries
+
+    return [] if find_binaries() else ["Not measured: apt install postgresql"]
+
+
+if __name__ == "__main__":
+    notes = lacking()
+    run(__doc__, __file__, PARTS, [] if notes else LINES, notes)
