@@ -23,6 +23,11 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
         "anyio==4.16.0",
         "sniffio==1.3.1",
     ),
+    # For benchmarks/postgres_peers.py. They need Python 3.13 together.
+    "taskmanager-postgres": ("--editable", f"{ROOT}[postgres]"),
+    "oban-postgres": ("oban==0.7.0",),
+    "procrastinate-postgres": ("procrastinate==3.10.0", "psycopg[binary]==3.3.9"),
+    "horsies-postgres": ("horsies==0.5.4", "psycopg[binary]==3.3.9"),
     "dbos": ("dbos==3.4.0", "sqlalchemy==2.1.9", "pysqlite3-binary==0.5.4.post2; sys_platform == 'linux'"),
 }
 
@@ -47,7 +52,7 @@ def interpreter_of(name: str, python: str = sys.executable) -> Path:
 
 def _contents(name: str) -> Sequence[str]:
     """What an environment depends on besides its interpreter."""
-    if name == "taskmanager":
+    if name.startswith("taskmanager"):
         return ((ROOT / "pyproject.toml").read_text(encoding="utf-8"),)
     return REQUIREMENTS[name]
 
