@@ -7,16 +7,16 @@ says so.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
-from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
-from taskmanager.model.states import WAITING, TaskStatus
+from taskmanager.model.record import Expected, TaskRow, UnreadableRow, expected_of
+from taskmanager.model.states import LIVE, WAITING, TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.store.watch_protocol import Whereabouts
 
@@ -27,6 +27,17 @@ emptied will never be whole again, and is tried once.
 PAGE: Final = 500
 LET_GO_S: Final = 0.1
 """How long a stop waits for the look it has cancelled. One that is inside a call of the store ends with that call."""
+
+
+class _Acknowledged(NamedTuple):
+    """What the store had acknowledged before another database took its place.
+
+    `states` are those that the row of a live task may have: the committed one, and those of commits without an answer.
+    """
+
+    lives: Mapping[str, LiveTask]
+    states: Mapping[str, tuple[Expected, ...]]
+    recent_ids: Iterable[str]
 
 
 class DatabaseWatch:
@@ -41,14 +52,17 @@ class DatabaseWatch:
         self._store, self._clock, self._live = engine.store, engine.clock, engine.live
         self._wall_clock = engine.wall_clock
         self._dispatcher, self._writer = engine.dispatcher, engine.writer
-        self._life = engine.life
+        self._life, self._instance_id = engine.life, engine.identity.instance_id
         self._on_made_anew = on_made_anew
         self._lost = lost
         self._lost_until_s = 0.0
         self._looking: asyncio.Task[None] | None = None
         self._paused: list[str] = []
         self._owes_rest = False
-        self._is_told = False
+        self._is_told = self._has_said = False
+        self._failed_count = 0
+        self._acknowledged: _Acknowledged | None = None
+        """To be compared with what is in the place of the database; None when nothing is."""
         self.before_close: Callable[[], None] = lambda: None
         """Called before the store is closed: the loop must not watch a descriptor that closes, and is used again."""
 
@@ -75,6 +89,7 @@ class DatabaseWatch:
             await asyncio.wait([self._looking], timeout=LET_GO_S)
 
     async def _look(self) -> None:
+        self._has_said = False
         try:
             found = await self._store.look_after()
             self._wall_clock.go_by(self._store.clock_offset_us)
@@ -83,12 +98,16 @@ class DatabaseWatch:
             elif found is Whereabouts.DAMAGED:
                 await self._mend()
         except StoreError as exc:
-            self._say("the database cannot be looked after now, which is tried again twice a second: %s", exc)
-            self._is_told = True
+            self._failed_count += 1
+            # Who writes says it as well. So a database that is only away is named here if there is nothing to write.
+            is_idle = self._failed_count > 1 and self._writer.degraded_since is None
+            if is_idle or self._has_said or not isinstance(exc, StoreUnavailable):
+                self._say("the database cannot be looked after now, which is tried again twice a second: %s", exc)
+                self._is_told = True
             raise
         if self._is_told:
             logger.warning("the database can be looked after again")
-        self._is_told = False
+        self._is_told, self._failed_count = False, 0
         if self._owes_rest:
             await self._write_rest()
             self._owes_rest = False
@@ -103,29 +122,75 @@ class DatabaseWatch:
         """Once, however often it is tried."""
         if not self._is_told:
             logger.error(text, *args)
+            self._has_said = True
 
     async def _reopen(self, found: Whereabouts) -> None:
         """Open what is in the place of the lost database, or a new one, and write what lives in memory."""
-        self._say(
-            "%s; what is in its place now, made anew if nothing is, gets %s from memory, but what only the lost one "
-            "held is gone",
-            self._store.describe(found),
-            counted(len(self._live), "task"),
-        )
+        if found is not Whereabouts.MOVED:
+            self._say(
+                "%s; what is in its place now, made anew if nothing is, gets %s from memory, but what only the lost "
+                "one held is gone",
+                self._store.describe(found),
+                counted(len(self._live), "task"),
+            )
         if not self._owes_rest:
             self._paused = [name for name, queue in self._dispatcher.queues.items() if queue.is_paused]
         # The list is made first, because what ends meanwhile has been written to the lost one only. The writer is kept
         # waiting, or it would look in the new one for rows that it committed to the lost one.
         async with self._writer.quiet:
-            if not self._owes_rest:
+            if not self._owes_rest and found is not Whereabouts.MOVED:
                 await self._read_lost(found)
-            lives = {**self._writer.unsaved_ended.kept, **self._live}.values()
+            known = {**self._writer.unsaved_ended.kept, **self._live}
+            lives = {task_id: live for task_id, live in known.items() if live.is_persisted}
+            if not self._owes_rest and found is Whereabouts.MOVED:
+                self._acknowledged = self._list_acknowledged(lives)
             # Before it is opened: who cancels every task may do so when it is open, and no look finds it then.
-            self._writer.lose_everything_committed([live for live in lives if live.is_persisted])
+            self._writer.lose_everything_committed(lives.values())
             self._owes_rest = True
             self.before_close()
             await self._store.close()
             await self._store.open()
+            if self._acknowledged is not None:
+                await self._compare(self._acknowledged)
+                self._acknowledged = None
+
+    def _list_acknowledged(self, lives: Mapping[str, LiveTask]) -> _Acknowledged:
+        states = {
+            task_id: (live.saving.committed, *live.saving.in_doubt)
+            for task_id, live in lives.items()
+            if live.saving.committed is not None
+        }
+        return _Acknowledged(lives, states, self._store.recent_ids())
+
+    async def _compare(self, acknowledged: _Acknowledged) -> None:
+        """Find out what is missing. What is there as it was known needs not be written."""
+        task_ids = list({*acknowledged.states, *acknowledged.recent_ids})
+        missing_count = 0
+        for start in range(0, len(task_ids), PAGE):
+            page = task_ids[start : start + PAGE]
+            rows = await self._store.fetch_ids(page)
+            missing_count += sum(self._is_missing(acknowledged, task_id, rows.get(task_id)) for task_id in page)
+        what = self._store.describe(Whereabouts.MOVED)
+        if missing_count:
+            text = "%s; %s missing there, or older than was acknowledged: what is in memory is written again"
+            logger.error(text, what, counted(missing_count, "task"))
+        else:
+            logger.warning("%s; all that was acknowledged lately is there", what)
+
+    def _is_missing(self, acknowledged: _Acknowledged, task_id: str, row: TaskRow | None) -> bool:
+        """Whether the row is not there, or is older than what was acknowledged."""
+        if row is None:
+            return True
+        live, states = acknowledged.lives.get(task_id), acknowledged.states.get(task_id)
+        if live is None or states is None:
+            # It had left this instance: what still names it there does not know of that.
+            is_ours = row.claimed_by_worker_id == self._instance_id and row.status in LIVE
+            return is_ours and task_id not in self._live and task_id not in self._writer.unsaved_ended
+        found = expected_of(row)
+        if found in states and not isinstance(row, UnreadableRow):
+            live.saving.committed, live.saving.is_written_anew = found, False
+            return False
+        return row.start_count < states[0].start_count
 
     async def _read_lost(self, found: Whereabouts) -> None:
         """Drop what others have run while it waited here. Only the lost database tells of that, and it is still open.

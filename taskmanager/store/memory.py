@@ -139,6 +139,9 @@ class MemoryStore(Verbs):
     async def look_after(self) -> Whereabouts:
         return Whereabouts.WHOLE
 
+    def recent_ids(self) -> tuple[()]:
+        return ()
+
     def describe(self, found: Whereabouts) -> str:
         return f"the memory is {found.value}"
 

@@ -1,6 +1,7 @@
 """What a store says of its database besides the rows: is it whole, have others written, who lives beside us?"""
 
 import enum
+from collections.abc import Collection
 from typing import Protocol
 
 from taskmanager.store.presence import Presence
@@ -18,11 +19,15 @@ class Whereabouts(enum.Enum):
     """
     EMPTIED = "emptied"
     """The same, and of the lost one nothing will be read any more."""
+    MOVED = "moved"
+    """Another one has taken its place, which may lack what was committed last. Close the store, open it, compare what
+    memory knows with what is there, and write again what is missing.
+    """
 
     @property
     def is_lost(self) -> bool:
         """Whether memory may be all that is left of what was committed."""
-        return self in (Whereabouts.LOST, Whereabouts.EMPTIED)
+        return self in (Whereabouts.LOST, Whereabouts.EMPTIED, Whereabouts.MOVED)
 
 
 class WatchedStore(Protocol):
@@ -71,6 +76,10 @@ class WatchedStore(Protocol):
 
         Asked twice a second, and before a stop writes what is left. Of a store that is closed too.
         """
+        ...
+
+    def recent_ids(self) -> Collection[str]:
+        """Return tasks whose writes were acknowledged lately; none where what was acknowledged cannot be lost."""
         ...
 
     def describe(self, found: Whereabouts) -> str:

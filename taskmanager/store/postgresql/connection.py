@@ -6,8 +6,9 @@ What was lost in the middle of a commit is not known to have arrived or not. So 
 
 import asyncio
 import os
+import socket
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
@@ -18,7 +19,7 @@ import psycopg
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import MORE_THREADS
 from taskmanager.store.postgresql.address import Address
-from taskmanager.store.postgresql.faults import has_lost_connection, is_gone, is_repeated, translate
+from taskmanager.store.postgresql.faults import has_lost_connection, is_gone, is_repeated, is_stale, translate
 from taskmanager.store.postgresql.session import PostgresSession, adapt
 
 R = TypeVar("R")
@@ -38,13 +39,19 @@ IS_FORKED: Final = (
 class Place(NamedTuple):
     """What a new connection has found: as long as this is the same, it is the database of before.
 
-    `timeline` counts the failovers. A schema, or a table, that was dropped and made anew has another `schema` or
-    `tasks`; they are 0 while there is none.
+    A server, and its standbys, have one `system`. The `timeline` counts their failovers. A schema, or a table, that was
+    dropped and made anew has another `schema` or `tasks`; they are 0 while there is none.
     """
 
     timeline: str
+    system: int
+    database: int
     schema: int
     tasks: int
+
+    def is_before(self, other: "Place") -> bool:
+        """Whether this is what was left behind by the failover that has led to the other."""
+        return self.timeline < other.timeline and self._replace(timeline=other.timeline) == other
 
 
 def connect(address: Address, use: str = "command", *, is_direct: bool = False) -> PostgresSession:
@@ -72,6 +79,8 @@ def place_of(session: PostgresSession) -> Place:
     """Return which database this is."""
     found = session.execute_plain(
         "SELECT CASE WHEN pg_is_in_recovery() THEN '' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END,"
+        " (SELECT system_identifier FROM pg_control_system()),"
+        " (SELECT oid::bigint FROM pg_database WHERE datname = current_database()),"
         " coalesce(to_regnamespace(%s)::oid::bigint, 0), coalesce(to_regclass(%s)::oid::bigint, 0)",
         (session.address.quoted_schema, f"{session.address.quoted_schema}.taskmanager_tasks"),
     ).fetchone()
@@ -118,6 +127,11 @@ class Connection:
         return self.expected is not None and self.place is not None and self.place != self.expected
 
     @property
+    def is_failover(self) -> bool:
+        """Whether it is what a failover has left of it."""
+        return self.expected is not None and self.place is not None and self.expected.is_before(self.place)
+
+    @property
     def is_pooled(self) -> bool:
         """Whether a pooler stands between."""
         return self._session is not None and self._session.is_pooled
@@ -153,7 +167,9 @@ class Connection:
                 try:
                     return work(self._connected(), *args)
                 except psycopg.Error as error:
-                    if left and is_repeated(error):
+                    if is_stale(error):
+                        self._let_go()
+                    if left and (is_repeated(error) or is_stale(error)):
                         continue
                     if has_lost_connection(error, self._session) or is_gone(error):
                         self._let_go()
@@ -167,12 +183,30 @@ class Connection:
             raise_not_open(self._address)
         session = self._session
         if session is None or session.raw.closed:
-            self._session = session = connect(self._address, self._use)
-            self.place = lead_to_schema(session)
+            self._session = None
+            self._session = session = self._connect()
         if self.is_another:
             raise StoreUnavailable(
                 f"{self._address} was failed over or replaced; what memory knows is written to it first"
             )
+        return session
+
+    def _connect(self) -> PostgresSession:
+        """Connect anew. Refuse what must not be written: a standby, and what a failover has left behind."""
+        session = connect(self._address, self._use)
+        try:
+            place = lead_to_schema(session)
+            if not place.timeline:
+                raise StoreUnavailable(f"{self._address} leads to a standby; the way to the primary is tried again")
+            if self.expected is not None and place.is_before(self.expected):
+                raise StoreUnavailable(
+                    f"{self._address} leads to a server that was left behind by a failover (its timeline is "
+                    f"{place.timeline}, not {self.expected.timeline}); stop that server"
+                )
+        except BaseException:
+            session.raw.close()
+            raise
+        self.place = place
         return session
 
     def _let_go(self) -> None:
@@ -189,14 +223,14 @@ class Connection:
 
     def begin(
         self, loop: asyncio.AbstractEventLoop, work: Callable[[PostgresSession, *Ts], R], *args: *Ts
-    ) -> Coroutine[Any, Any, R]:
+    ) -> "asyncio.Future[R]":
         """Begin the same from any thread, and return what `loop` awaits to get the result.
 
         Raises `StoreUnavailable` where there is no thread that does it.
         """
         if self._pid != os.getpid() or not self.has_thread or not self.is_connected:
             raise StoreUnavailable(f"{self._address} has no thread that works on it")
-        return _awaited(self._begin(loop, work, *args))
+        return self._begin(loop, work, *args)
 
     def _begin(
         self, loop: asyncio.AbstractEventLoop, work: Callable[[PostgresSession, *Ts], R], *args: *Ts
@@ -213,19 +247,33 @@ class Connection:
             closed: asyncio.Future[None] = asyncio.Future(loop=asyncio.get_running_loop())
             self._queue.put_nowait((closed, self._close_here))
             self._queue.put_nowait(None)
-            await closed
-        self.end()
+            await asyncio.wait([closed], timeout=THREAD_ENDS_S)
+        self.end(0.0)
 
-    def end(self) -> None:
-        """Close it and end its thread, without a loop: that which used it is gone."""
+    def end(self, patience_s: float = THREAD_ENDS_S) -> None:
+        """Close it and end its thread, without a loop: that which used it is gone.
+
+        After `patience_s` it is cut off: it waits for a server that does not answer, or for a standby that is away.
+        """
         if self._pid != os.getpid():
             return
-        self._queue.put_nowait(None)
-        if self._thread is not None:
-            self._thread.join(THREAD_ENDS_S)
-        if not self.has_thread:  # else it is at something, and its transaction ends with it
-            self._close_here()
         self._is_closed = True
+        self._queue.put_nowait(None)
+        thread = self._thread
+        if thread is not None:
+            thread.join(patience_s)
+            if thread.is_alive():
+                self._cut_off()
+                thread.join(THREAD_ENDS_S)
+        if not self.has_thread:
+            self._close_here()
+
+    def _cut_off(self) -> None:
+        """End the session while another thread waits for the server."""
+        session = self._session
+        if session is not None:
+            with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(session.raw.fileno())) as other:
+                other.shutdown(socket.SHUT_RDWR)
 
     def _close_here(self) -> None:
         with self._using:
@@ -235,10 +283,6 @@ class Connection:
 
 def _nothing(_session: PostgresSession) -> None:
     """Ask nothing: to connect is the question."""
-
-
-async def _awaited(what: "asyncio.Future[R]") -> R:
-    return await what
 
 
 def _work(queue: "SimpleQueue[tuple[_Future | None, Callable[[], Any]] | None]") -> None:

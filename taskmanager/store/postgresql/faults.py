@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 _REPEATED: Final = frozenset({"40001", "40P01", "55P03"})
 """The server has broken a transaction off for the sake of another one. All of it may be done again."""
+_STALE: Final = frozenset({"0A000", "26000", "42P05"})
+"""What the session has prepared does not fit any more: a table has changed, or a pooler has mixed up the sessions."""
 _ENDED: Final = frozenset({"25P03", "25P04", "57P01", "57P02", "57P03", "57P05", "25006"})
 """The session is over, or leads to a server that cannot be written: the next one may not."""
 _TRANSIENT: Final = {
@@ -52,6 +54,11 @@ def is_gone(error: psycopg.Error) -> bool:
 def is_repeated(error: psycopg.Error) -> bool:
     """Return whether all of it may be done again at once."""
     return error.sqlstate in _REPEATED
+
+
+def is_stale(error: psycopg.Error) -> bool:
+    """Return whether a new session may do what this one cannot."""
+    return error.sqlstate in _STALE
 
 
 def translate(address: Address, error: psycopg.Error) -> StoreError:

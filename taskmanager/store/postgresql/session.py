@@ -61,6 +61,9 @@ _GUILTY_CLASSES: Final = frozenset({"22", "23"})
 """Data exceptions and violated constraints."""
 _TOO_LARGE: Final = "54000"
 _UNREPLICATED: Final = "01000"
+_RAISED: Final = "exec_stmt_raise"
+"""Where a warning comes from that a trigger has written, which runs at the commit."""
+_CONFIRM: Final = "SELECT pg_logical_emit_message(true, 'taskmanager', ''); "
 
 
 _NO_NUL: Final = "\ufffd"
@@ -113,6 +116,8 @@ class PostgresSession:
         self.is_unsynced = False
         self._words: dict[str, str] = {}
         self._is_unreplicated = False
+        self._is_confirmed = False
+        """Whether a commit of this session, and so all that was committed before, is where commits have to be."""
         raw.add_notice_handler(self._hear)
 
     def __repr__(self) -> str:
@@ -156,11 +161,15 @@ class PostgresSession:
     @contextmanager
     def transaction(self, *, is_beside: bool = False) -> Iterator[None]:
         """See `Session.transaction`."""
+        # What an earlier session has committed may be on this server only, and a commit that has changed nothing would
+        # not wait for the standby. So the first one writes something. Whoever finds a row by then may call it saved.
+        confirm = "" if self._is_confirmed or self.is_unsynced else _CONFIRM
         lock = "pg_advisory_xact_lock_shared" if is_beside else "pg_advisory_xact_lock"
         unsynced = "SET LOCAL synchronous_commit = off; " if self.is_unsynced else ""
         self.execute_plain(
             f"BEGIN; {_PLANS}SET LOCAL taskmanager.silent = 'on'; {unsynced}"
-            f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_MS}; SELECT {lock}({_WRITING}, {self.number})"
+            f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_MS}; {confirm}"
+            f"SELECT {lock}({_WRITING}, {self.number})"
         )
         try:
             yield
@@ -175,6 +184,7 @@ class PostgresSession:
         """
         self._is_unreplicated = False
         self.execute_plain("COMMIT")
+        self._is_confirmed = not self._is_unreplicated
         if self._is_unreplicated:
             raise StoreUnavailable(
                 f"{self.address} has committed, and its standby may not have it: whether that stays is not known yet"
@@ -186,7 +196,8 @@ class PostgresSession:
             self.execute_plain("ROLLBACK")
 
     def _hear(self, notice: psycopg.errors.Diagnostic) -> None:
-        if notice.sqlstate == _UNREPLICATED and notice.severity_nonlocalized == "WARNING":
+        is_raised = notice.source_function == _RAISED
+        if notice.sqlstate == _UNREPLICATED and notice.severity_nonlocalized == "WARNING" and not is_raised:
             self._is_unreplicated = True
 
     @contextmanager

@@ -1,6 +1,7 @@
 """The store on a PostgreSQL server: its connections, and what becomes of it when the server is another one."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 MEASURED_S: Final = 60.0
 """How long the distance of the two clocks is believed."""
 _CLOCK: Final = SystemClock()
+RECENT: Final = 20_000
+"""So many of the tasks that were acknowledged last are looked for after a failover."""
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
@@ -59,6 +62,9 @@ class PostgresStore(Verbs):
         self._watch: Watch | None = None
         self._write_count = self._look_count = 0
         self._measured_s = 0.0
+        self._is_failover = False
+        self._recent: deque[Sequence[str]] = deque()
+        self._recent_count = 0
         self.clock_offset_us = 0
 
     def __repr__(self) -> str:
@@ -151,8 +157,18 @@ class PostgresStore(Verbs):
         if self._writer is None:
             raise_not_open(self.address)
         report = await self._writer.hop(self._commit, writes)
-        self._tell([each.task_id for each in writes])
+        self._acknowledge(writes, report)
         return report
+
+    def _acknowledge(self, writes: Sequence[Write], report: CommitReport) -> None:
+        task_ids = [each.task_id for each in writes]
+        self._tell(task_ids)
+        if report.lost or report.rejected:
+            task_ids = [each for each in task_ids if each not in report.lost and each not in report.rejected]
+        self._recent.append(task_ids)
+        self._recent_count += len(task_ids)
+        while self._recent_count > RECENT:
+            self._recent_count -= len(self._recent.popleft())
 
     def _commit(self, session: PostgresSession, writes: Sequence[Write]) -> CommitReport:
         if self._is_unsynced:
@@ -168,9 +184,9 @@ class PostgresStore(Verbs):
             raise_not_open(self.address)
         return self._told(self._writer.begin(loop, self._commit, writes), writes)
 
-    async def _told(self, commit: Coroutine[Any, Any, CommitReport], writes: Sequence[Write]) -> CommitReport:
+    async def _told(self, commit: "asyncio.Future[CommitReport]", writes: Sequence[Write]) -> CommitReport:
         report = await commit
-        self._tell([each.task_id for each in writes])
+        self._acknowledge(writes, report)
         return report
 
     # Others
@@ -208,20 +224,25 @@ class PostgresStore(Verbs):
     async def look_after(self) -> Whereabouts:
         writer, reader = self._writer, self._reader
         if writer is None or reader is None:
-            return Whereabouts.LOST
+            return Whereabouts.MOVED
         for each in (writer, reader):
             try:
                 await each.hop(_nothing)
             except StoreUnavailable:
                 if each.is_another:
-                    return Whereabouts.LOST
+                    self._is_failover = each.is_failover
+                    return Whereabouts.MOVED
                 raise
         if self._clock.elapsed_s() - self._measured_s > MEASURED_S:
             await self._measure_clock(reader)
         return Whereabouts.WHOLE
 
     def describe(self, found: Whereabouts) -> str:
-        return f"the database {self.address} was failed over to another server, or replaced, while in use"
+        how = "failed over to another server" if self._is_failover else "dropped or replaced"
+        return f"the database {self.address} was {how} while in use"
+
+    def recent_ids(self) -> list[str]:
+        return [task_id for task_ids in self._recent for task_id in task_ids]
 
     async def mend(self) -> None:
         """Nothing is ever damaged."""

@@ -11,6 +11,7 @@ which alone would survive the other.
 
 import asyncio
 import itertools
+import math
 import os
 import selectors
 import threading
@@ -18,6 +19,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import closing, suppress
 from functools import partial
+from logging import INFO, WARNING
 from typing import Final
 
 import psycopg
@@ -42,6 +44,8 @@ LAST_PAUSE_S: Final = 2.0
 """The pause before a lost session is made anew, doubled from the first to the last. One that has lived for longer than
 the last begins with the first again.
 """
+LONG_S: Final = 10.0
+"""How long the session may be away before somebody should know."""
 END_S: Final = 1.0
 """How long a stop waits for the thread. One that waits for the server then is cut off."""
 _WHAT: Final = "the session that shows that this instance lives"
@@ -81,6 +85,7 @@ class Watch:
         self._tell_starter: Callable[[Exception | None], object] | None = None
         self._wakes_thread: Bell | None = None
         self._wakes_loop: Bell | None = None
+        self._warn_at_s = math.inf
         self.is_pooled = False
         """Whether a pooler was found on the way."""
         self.is_known_without_lock = False
@@ -272,10 +277,13 @@ class Watch:
         is_odd = not isinstance(exc, psycopg.Error | OSError)
         if self._session is not None or is_odd:
             self.lost_count += 1
-            logger.warning("%s was lost, and is made anew: %s", _WHAT, exc, exc_info=is_odd)
+            self._warn_at_s = self._clock.elapsed_s() + LONG_S
+            # That is mended in a moment; or the server is away, which the store says.
+            logger.log(WARNING if is_odd else INFO, "%s was lost, and is made anew: %s", _WHAT, exc, exc_info=is_odd)
             self._rouse()
-        else:
-            logger.debug("%s could not be made anew yet: %s", _WHAT, exc)
+        elif self._clock.elapsed_s() >= self._warn_at_s:
+            self._warn_at_s = math.inf
+            logger.warning("%s could not be made anew so far, which is tried again and again: %s", _WHAT, exc)
 
     def _told(self, fault: Exception | None) -> None:
         """Tell the starter how the first attempt has gone. One that failed is the last one."""

@@ -250,6 +250,9 @@ class SqliteStore(Verbs):
             return Whereabouts.EMPTIED if files.is_emptied() else Whereabouts.LOST
         return Whereabouts.WHOLE if has_its_log else Whereabouts.DAMAGED
 
+    def recent_ids(self) -> tuple[()]:
+        return ()
+
     def describe(self, found: Whereabouts) -> str:
         return _DESCRIBED[found].format(path=self.path)
 

@@ -1,0 +1,121 @@
+"""A manager on a server under load, and the count at the end: nothing lost of what was promised, nothing done twice."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from taskmanager import TaskManager, TaskManagerError, current_task
+from tests.servers import Cluster
+
+PATIENCE_S = 30.0
+PER_BURST = 5
+BURST_S = 0.02
+WAITING = 300
+"""So many tasks wait at most, however long the server is away."""
+
+
+class ServerWorld:
+    """A manager with a task that must not be repeated and one that may be, and what came of each of them."""
+
+    def __init__(self, url: str, **options: object) -> None:
+        self.url = url
+        self.manager = TaskManager(url, store_poll=0.1, **options)  # type: ignore[arg-type]
+        self.starts: Counter[str] = Counter()
+        """How often user code has begun, by task."""
+        self.saved: set[str] = set()
+        """What was promised."""
+        self.unsaved: list[TaskManagerError] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.once = self.manager.task(name="once", persist=True)(self._work)
+        self.safe = self.manager.task(name="safe", persist=True, requeue_on_interrupt=True)(self._work)
+        self.held = self.manager.task(name="held", persist=True)(self._hold)
+
+    async def _work(self) -> None:
+        self.starts[current_task().task_id] += 1
+        await asyncio.sleep(0.001)
+
+    async def _hold(self) -> None:
+        self.starts[current_task().task_id] += 1
+        await self.gate.wait()
+
+    @asynccontextmanager
+    async def load(self) -> AsyncIterator[None]:
+        """Enqueue all the time, and note what was saved. Whatever was begun is settled when the block is over."""
+        promises: set[asyncio.Task[None]] = set()
+        is_over = asyncio.Event()
+
+        async def enqueue() -> None:
+            while not is_over.is_set():
+                for number in range(PER_BURST if len(promises) < WAITING else 0):
+                    promise = asyncio.create_task(self._promise((self.once, self.safe)[number % 2].enqueue()))
+                    promises.add(promise)
+                    promise.add_done_callback(promises.discard)
+                await asyncio.sleep(BURST_S)
+
+        enqueuing = asyncio.create_task(enqueue())
+        try:
+            yield
+        finally:
+            is_over.set()
+            await enqueuing
+            async with asyncio.timeout(PATIENCE_S):
+                await asyncio.gather(*promises)
+
+    async def _promise(self, handle: object) -> None:
+        try:
+            await handle.saved()  # type: ignore[attr-defined]
+        except TaskManagerError as exc:
+            self.unsaved.append(exc)
+        else:
+            self.saved.add(handle.task_id)  # type: ignore[attr-defined]
+
+    async def stop(self) -> None:
+        """Let everything end, and stop the manager."""
+        self.gate.set()
+        await self.manager.join(timeout=PATIENCE_S)
+        await self.manager.flush()
+        await self.manager.stop()
+
+    async def some_more(self, count: int = 30) -> None:
+        """Return when so many more tasks were saved: work goes on."""
+        wanted = len(self.saved) + count
+        await eventually(lambda: len(self.saved) >= wanted)
+
+    def judge(self, cluster: Cluster, schema: str) -> None:
+        """Whatever happened: what was promised has ended well, and nothing has begun twice."""
+        rows = cluster.psql(f'SELECT id, status, start_count FROM "{schema}".taskmanager_tasks')
+        found = {task_id: status for task_id, status, _ in rows}
+        lost = {each: found.get(each) for each in self.saved if found.get(each) != "COMPLETED"}
+        assert not lost, f"promised, and not done: {lost}"
+        assert set(found.values()) <= {"COMPLETED"}, Counter(found.values())
+        doubled = {each: count for each, count in self.starts.items() if count > 1}
+        assert not doubled, f"begun again: {doubled}"
+        twice = cluster.psql(
+            f'SELECT task_id FROM "{schema}".taskmanager_task_attempts GROUP BY task_id HAVING count(*) > 1'
+        )
+        assert not twice
+
+
+class Records(logging.Handler):
+    """What was said at WARNING and above."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(f"{record.levelname} {record.getMessage()}")
+
+    def count(self, words: str) -> int:
+        """Return how many of them have these words."""
+        return sum(words in each for each in self.told)
+
+
+async def eventually(is_so: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+    """Wait for something that happens by itself."""
+    async with asyncio.timeout(within_s):
+        while not is_so():  # noqa: ASYNC110  # the state of another thread or process has no event
+            await asyncio.sleep(0.01)
