@@ -52,6 +52,7 @@ class Cutter:
                     if when is not None:
                         self._when = None
                         back.cancel()
+                        await asyncio.wait([back])
                         if when == "after":
                             to_server.write(sent)
                             await server.read(1)

@@ -3,14 +3,15 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
-from typing import Literal
+from pathlib import Path
+from typing import Final, Literal
 
 import pytest
 
 from tests.acceptance.server_world import Records, ServerWorld, eventually
 from tests.acceptance.tcp_cutter import Cutter
 from tests.conftest import NO_SERVER
-from tests.servers import Cluster, find_binaries
+from tests.servers import EVERYBODY, Cluster, find_binaries
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 SCHEMA = "jobs"
@@ -24,6 +25,16 @@ def server() -> Iterator[Cluster]:
     made = Cluster.create()
     yield made
     made.destroy()
+
+
+@pytest.fixture
+def app(server: Cluster, schema: str) -> Iterator[str]:
+    """A role with the right to make the schema, and no other. What is set for it concerns the manager only."""
+    server.psql("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app")
+    yield server.url(schema, user="app")
+    server.psql("ALTER ROLE app NOLOGIN")
+    terminate(server)
+    server.psql("DROP OWNED BY app; DROP ROLE app")
 
 
 @pytest.fixture
@@ -118,44 +129,92 @@ async def test_connections_cut_at_a_commit_double_nothing(
     world.judge(server, schema)
 
 
-async def test_a_server_set_to_read_only_is_away_until_it_can_be_written(
-    server: Cluster, schema: str, records: Records
-) -> None:
-    """Whoever could write is led elsewhere, or waits. Nothing that waits is lost."""
-    world = ServerWorld(server.url(schema))
+ROLES: Final = {
+    "read-only": ("SET default_transaction_read_only = on", "RESET ALL"),
+    "no-connection": ("CONNECTION LIMIT 0", "CONNECTION LIMIT -1"),
+    "no-login": ("NOLOGIN", "LOGIN"),
+    "statement-timeout": ("SET statement_timeout = 1", "RESET ALL"),
+    "idle-timeout": ("SET idle_in_transaction_session_timeout = 1", "RESET ALL"),
+    "lock-timeout": ("SET lock_timeout = 1", "RESET ALL"),
+    "serializable": ("SET default_transaction_isolation = serializable", "RESET ALL"),
+}
+
+
+async def test_settings_that_stop_a_role_are_waited_out(server: Cluster, schema: str, app: str) -> None:
+    """Whatever a DBA sets, what waits is written as soon as that is possible again, and nothing begins twice."""
+    world = ServerWorld(app)
     await world.manager.start()
     async with world.load():
+        for stop, go_on in ROLES.values():
+            await world.some_more(20)
+            server.psql(f"ALTER ROLE app {stop}")
+            terminate(server)
+            await asyncio.sleep(0.5)
+            server.psql(f"ALTER ROLE app {go_on}")
+            terminate(server)
+        await world.some_more(20)
+    await world.stop()
+    world.judge(server, schema)
+
+
+async def test_a_revoked_right_is_waited_for(server: Cluster, schema: str, app: str, records: Records) -> None:
+    """The message names what is missing. When the right is granted again, all is written."""
+    world = ServerWorld(app)
+    await world.manager.start()
+    table = f"{schema}.taskmanager_tasks"
+    async with world.load():
         await world.some_more()
-        server.psql("ALTER DATABASE postgres SET default_transaction_read_only = on")
-        terminate(server)
-        try:
-            await eventually(lambda: records.count("the store is unavailable") == 1)
-        finally:
-            server.psql("BEGIN READ WRITE; ALTER DATABASE postgres RESET ALL; COMMIT")
+        server.psql(f"REVOKE ALL ON {table} FROM app")
+        await eventually(lambda: records.count("a right is missing") == 1)
+        server.psql(f"GRANT ALL ON {table} TO app")
         await world.some_more()
     await world.stop()
     world.judge(server, schema)
+
+
+async def test_a_locked_table_is_waited_for(server: Cluster, schema: str, app: str) -> None:
+    """A migration by somebody else, or a dump, holds a lock; a deadlock with it is done again."""
+    world = ServerWorld(app)
+    await world.manager.start()
+    async with world.load():
+        await world.some_more()
+        await asyncio.to_thread(
+            server.psql,
+            f"BEGIN; LOCK {schema}.taskmanager_task_attempts; SELECT pg_sleep(0.3);"
+            f" LOCK {schema}.taskmanager_tasks; SELECT pg_sleep(0.3); COMMIT",
+        )
+        await world.some_more()
+    await world.stop()
+    world.judge(server, schema)
+
+
+async def test_a_password_that_changes_is_read_again(server: Cluster, schema: str, app: str, tmp_path: Path) -> None:
+    """The file of passwords is read at each connect. No message shows one."""
+    passfile = tmp_path / "passwords"
+    server.psql("ALTER ROLE app PASSWORD 'first'")
+    server.admit("host all app all scram-sha-256\n" + EVERYBODY)
+    _write_password(passfile, "first")
+    world = ServerWorld(f"{app}&passfile={passfile}")
+    try:
+        await world.manager.start()
+        async with world.load():
+            await world.some_more()
+            server.psql("ALTER ROLE app PASSWORD 'second'")
+            terminate(server)
+            await asyncio.sleep(0.3)
+            _write_password(passfile, "second")
+            await world.some_more()
+        await world.stop()
+    finally:
+        server.admit(EVERYBODY)
+    world.judge(server, schema)
+
+
+def _write_password(passfile: Path, password: str) -> None:
+    passfile.write_text(f"*:*:*:app:{password}\n")
+    passfile.chmod(0o600)
 
 
 def terminate(server: Cluster) -> None:
     """End all sessions of managers."""
     server.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'taskmanager'")
-
-
-@pytest.mark.parametrize("setting", ["statement_timeout = '1ms'", "idle_in_transaction_session_timeout = '1ms'"])
-async def test_short_timeouts_of_the_server_lose_and_double_nothing(server: Cluster, schema: str, setting: str) -> None:
-    """A manager under timeouts that break off much of what it does gets through, or goes on when they are gone."""
-    world = ServerWorld(server.url(schema))
-    await world.manager.start()
-    async with world.load():
-        await world.some_more()
-        server.psql(f"ALTER DATABASE postgres SET {setting}")
-        terminate(server)
-        try:
-            await asyncio.sleep(1.0)
-        finally:
-            server.psql("SET statement_timeout = 0; ALTER DATABASE postgres RESET ALL")
-            terminate(server)
-        await world.some_more()
-    await world.stop()
-    world.judge(server, schema)
