@@ -102,7 +102,7 @@ async def test_sessions_terminated_in_the_middle_of_commits_double_nothing(
             ended = server.psql(
                 "SELECT pg_terminate_backend(pid) FROM ("
                 " SELECT pid, row_number() OVER (ORDER BY backend_start) AS number FROM pg_stat_activity"
-                f" WHERE application_name = 'taskmanager') AS sessions WHERE true {which}"
+                f" WHERE application_name LIKE 'taskmanager%') AS sessions WHERE true {which}"
             )
             assert ended
             await world.some_more(10)
@@ -217,4 +217,4 @@ def _write_password(passfile: Path, password: str) -> None:
 
 def terminate(server: Cluster) -> None:
     """End all sessions of managers."""
-    server.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'taskmanager'")
+    server.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'taskmanager%'")
