@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from taskmanager.model.record import AttemptRow, TaskRow, expected_of
 from taskmanager.model.states import LIVE, TERMINAL, WAITING, TaskStatus, can_move
 from taskmanager.model.workflows import HELD
-from taskmanager.store.sqlite.presence import is_dead
 from tests.simulation.batches import fits
 from tests.simulation.failures import Failures
 from tests.simulation.faults import READS
@@ -337,7 +336,7 @@ class Checks:
         holder = self._world.process_of(owner)
         if holder is None or not holder.is_living_as(owner):
             return
-        if is_dead(self._world.database, owner) and (not holder.is_stopping or self._has_let_go(holder, old)):
+        if self._world.is_dead(owner) and (not holder.is_stopping or self._has_let_go(holder, old)):
             return  # it has stopped, and could not write everything
         was_blocked = holder.last_blocked_us + WOKEN_US > self._world.now_us
         if old.status != TaskStatus.RUNNING and was_blocked:

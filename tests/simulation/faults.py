@@ -13,7 +13,6 @@ from taskmanager.model.record import Write, expected_of
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.presence import Presence
 from taskmanager.store.protocol import CommitReport, Store
-from taskmanager.store.sqlite.presence import FilePresence
 from tests.simulation.disk import WRITES, finish
 from tests.simulation.workflows import READS as WORKFLOW_READS
 
@@ -110,8 +109,8 @@ class FaultyLine:
         return cast("Store", self)
 
     def presence(self, instance_id: str) -> Presence:
-        """Lock files also where the disk is in memory: who lives is seen as in the file."""
-        return FilePresence(self._process.world.database, instance_id)
+        """What proves that the instance lives, as the world has it."""
+        return self._process.world.proof_of(self._process, instance_id)
 
     def open_beater(self) -> None:
         """The heart of a simulated process is beaten by the simulation, not by a thread."""

@@ -1,8 +1,10 @@
 """What happens to the processes of one seed, drawn from the seed; then the faults end, and everything must end well."""
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.states import TERMINAL
@@ -28,11 +30,19 @@ class Story:
 
 def play(seed: int, *, listens: bool = True) -> Story:
     """Run one seed from its first line to its last."""
+    return tell(seed, lambda folder: World(seed, folder, listens=listens), Scenario)
+
+
+W = TypeVar("W", bound=World)
+
+
+def tell(seed: int, make: Callable[[Path], W], scenario: "Callable[[W], Scenario]") -> Story:
+    """Run one scenario in a world that is made in an empty folder."""
     with tempfile.TemporaryDirectory(prefix="simulation-", dir=_memory_folder()) as folder:
-        world = World(seed, Path(folder), listens=listens)
+        world = make(Path(folder))
         with inhabited(world):
             try:
-                _Scenario(world).play()
+                scenario(world).play()
             except Broken as exc:
                 if str(exc) not in world.faults:
                     world.faults.append(str(exc))
@@ -45,7 +55,9 @@ def _memory_folder() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
-class _Scenario:
+class Scenario:
+    """The bad days of one seed, and the good ones that follow."""
+
     def __init__(self, world: World) -> None:
         self._world = world
         self._chance = world.chance
@@ -54,13 +66,9 @@ class _Scenario:
     # The two halves.
 
     def play(self) -> None:
+        """Play both."""
         world = self._world
-        for _ in range(self._chance.choice((1, 2, 3))):
-            self._days.new_process()
-        self._days.plan_next()
-        if world.has_workflows:
-            world.workflows.plan()
-        world.run_until(lambda: False, FAULTY_S)
+        self.have_faults()
         world.log(None, "the faults end")
         self._heal()
         if not world.run_until(self._has_ended, HEALTHY_S):
@@ -75,6 +83,16 @@ class _Scenario:
         world.steps.at_the_end()
         world.waits.at_the_end()
         world.workflows.at_the_end()
+
+    def have_faults(self) -> None:
+        """Play the first half."""
+        world = self._world
+        for _ in range(self._chance.choice((1, 2, 3))):
+            self._days.new_process()
+        self._days.plan_next()
+        if world.has_workflows:
+            world.workflows.plan()
+        world.run_until(lambda: False, FAULTY_S)
 
     def _heal(self) -> None:
         world = self._world

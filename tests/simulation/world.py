@@ -16,6 +16,7 @@ from typing import Any
 from taskmanager import QueueConfig, RecoveryConfig, TaskManager
 from taskmanager.engine.listeners import Listeners
 from taskmanager.model import ids
+from taskmanager.store.presence import Presence
 from taskmanager.store.sqlite import beat, presence, session, stamp
 from taskmanager.testing import WallClock
 from tests.simulation.batches import Batches
@@ -209,6 +210,14 @@ class World:
         """Whether the plan of a task still has one of its `amount` bad turns left."""
         self._spent[label] += 1
         return self._spent[label] <= amount
+
+    def proof_of(self, process: Process, instance_id: str) -> Presence:
+        """Lock files also where the disk is in memory: who lives is seen as in the file."""
+        return presence.FilePresence(self.database, instance_id)
+
+    def is_dead(self, instance_id: str) -> bool:
+        """Whether others may take what this instance has, by its proof that it lives."""
+        return presence.is_dead(self.database, instance_id)
 
     def new_process(self) -> Process:
         """One more program starts."""
