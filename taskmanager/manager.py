@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from taskmanager.engine.intake import Intake
     from taskmanager.handle import TaskHandle
     from taskmanager.lifecycle import Lifecycle
+    from taskmanager.model.connections import AsyncpgConnection, AsyncServerConnection, ServerConnection
     from taskmanager.model.hooks import EventKind, Listener, Middleware
     from taskmanager.model.record import TaskInfo
     from taskmanager.model.report import ManagerStatus, ScheduleInfo
@@ -284,24 +285,26 @@ class TaskManager:
 
     @overload
     def submit_in(
-        self, connection: sqlite3.Connection, task: TaskCall[P, Any], /, *args: P.args, **kwargs: P.kwargs
-    ) -> str: ...
+        self, connection: "sqlite3.Connection | ServerConnection", task: TaskCall[P, Any], /,
+        *args: P.args, **kwargs: P.kwargs,
+    ) -> str: ...  # fmt: skip
     @overload
     def submit_in(
-        self, connection: "aiosqlite.Connection", task: TaskCall[P, Any], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Awaitable[str]: ...
+        self, connection: "aiosqlite.Connection | AsyncServerConnection | AsyncpgConnection", task: TaskCall[P, Any], /,
+        *args: P.args, **kwargs: P.kwargs,
+    ) -> Awaitable[str]: ...  # fmt: skip
     def submit_in(self, connection: Any, task: TaskCall[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Write a task through your own connection to the same file, and return the task id.
+        """Write a task through your own connection to the same file or server, and return the task id.
 
-        The write is part of the open transaction: the task exists only if that commits. Use `BEGIN IMMEDIATE`; a
-        stale snapshot raises `StoreUnavailable`. With an `aiosqlite` connection, await the call.
+        The write is part of the open transaction: the task exists only if that commits. Await the call if the
+        connection is asynchronous. On a file use `BEGIN IMMEDIATE`; a stale snapshot raises `StoreUnavailable`.
         """
         return self._instance.submit(connection, bound_call(task, self), args, kwargs)
 
     def insert_statement(
         self, task: TaskCall[P, Any], /, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[str, tuple[object, ...]]:
-        """Return SQL with `?` placeholders and its parameters, for any other driver on the same file."""
+        """Return SQL and its parameters for any other driver. The placeholders are `?` on a file, `%s` on a server."""
         return self._instance.insert_statement(bound_call(task, self), args, kwargs)
 
     # Starting and stopping.
@@ -514,13 +517,9 @@ class TaskManager:
         return await self._instance.needed().actions.cancel_all(**chosen)
 
     async def purge(
-        self,
-        *,
-        status: TaskStatus | None = None,
-        older_than: timedelta | None = None,
-        tags: Mapping[str, str] | None = None,
-        error_code: str | None = None,
-    ) -> int:
+        self, *, status: TaskStatus | None = None, older_than: timedelta | None = None,
+        tags: Mapping[str, str] | None = None, error_code: str | None = None,
+    ) -> int:  # fmt: skip
         """Delete records of ended tasks with their attempts, and return how many. Other tasks are never touched."""
         return await self._instance.needed().actions.purge(older_than, status=status, tags=tags, error_code=error_code)
 

@@ -13,6 +13,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
 import aiosqlite
+import psycopg
+import sqlalchemy
+import sqlalchemy.ext.asyncio
+import sqlalchemy.orm
 
 from taskmanager import (
     ArgumentError,
@@ -396,6 +400,34 @@ async def in_a_transaction(plain: sqlite3.Connection, other: aiosqlite.Connectio
     assert_type(await manager.submit_in(other, build_report, 7), str)
     assert_type(await manager.submit_in(other, later, 7, title="t"), str)
     assert_type(manager.insert_statement(build_report, 7), tuple[str, tuple[object, ...]])
+
+
+class OfAsyncpg:
+    """What `asyncpg.connect` returns, which brings no types."""
+
+    def is_closed(self) -> bool:
+        return False
+
+    async def close(self, *, timeout: float | None = None) -> None: ...
+
+
+async def in_a_transaction_on_a_server(
+    plain: "psycopg.Connection[dict[str, Any]]",
+    other: "psycopg.AsyncConnection[Any]",
+    alchemy: sqlalchemy.Connection,
+    async_alchemy: sqlalchemy.ext.asyncio.AsyncConnection,
+    session: sqlalchemy.orm.Session,
+    asyncpg: OfAsyncpg,
+) -> None:
+    """As on a file, whichever driver it is. A session of SQLAlchemy has a connection, and is none."""
+    assert_type(manager.submit_in(plain, build_report, 7, title="t"), str)
+    assert_type(manager.submit_in(alchemy, later, 7), str)
+    assert_type(manager.submit_in(session.connection(), later, 7), str)
+    assert_type(await manager.submit_in(other, build_report, 7), str)
+    assert_type(await manager.submit_in(async_alchemy, later, 7, title="t"), str)
+    assert_type(await manager.submit_in(asyncpg, build_report, 7), str)
+    manager.submit_in(session, build_report, 7)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    manager.submit_in(plain.cursor(), build_report, 7)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 # --- inside a task, and around the manager ----------------------------------------------------------------------------

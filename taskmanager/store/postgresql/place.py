@@ -3,6 +3,7 @@
 Every method imports what it needs when it is called: whoever declares a manager at import has no use for the rest yet.
 """
 
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,7 @@ class ServerPlace:
         self.address = url if isinstance(url, Address) else Address.of(url)
         self._max_kept = max_kept
         self._looks: Looks | None = None
+        self._newest_store: Callable[[], PostgresStore | None] = lambda: None
 
     def __str__(self) -> str:
         return str(self.address)
@@ -76,7 +78,7 @@ class ServerPlace:
 
         if self._looks is not None:  # the store has connections of its own
             self._looks.drop()
-        return PostgresStore(
+        made = PostgresStore(
             self.address,
             synchronous=synchronous,
             is_dead=self.is_dead,
@@ -84,6 +86,8 @@ class ServerPlace:
             silence_s=longest_silence_s(recovery),
             clock=clock or SystemClock(),
         )
+        self._newest_store = weakref.ref(made)
+        return made
 
     @contextmanager
     def read(self, *, patience_s: float = READ_PATIENCE_S, is_any_version: bool = False) -> "Iterator[PostgresSession]":
@@ -161,7 +165,8 @@ class ServerPlace:
         """See `Place.insert_through`."""
         from taskmanager.store.postgresql.caller import insert_through
 
-        return insert_through(connection, row, self.address)
+        store = self._newest_store()
+        return insert_through(connection, row, self.address, None if store is None else store.place)
 
     def insert_statement(self, row: "TaskRow") -> tuple[str, tuple[object, ...]]:
         """See `Place.insert_statement`. The placeholders are `%s`."""

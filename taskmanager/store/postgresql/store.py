@@ -11,7 +11,7 @@ from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import Write
 from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.beat import PostgresBeater
-from taskmanager.store.postgresql.connection import Connection, connect, lead_to_schema, raise_not_open
+from taskmanager.store.postgresql.connection import Connection, Place, connect, lead_to_schema, raise_not_open
 from taskmanager.store.postgresql.lives import MIN_GRACE_S, SILENCE_S, saying_no_lock
 from taskmanager.store.postgresql.schema import migrate, never_dead
 from taskmanager.store.postgresql.session import PostgresSession
@@ -69,6 +69,11 @@ class PostgresStore(Verbs):
 
     def __repr__(self) -> str:
         return f"<PostgresStore {self.address} {'closed' if self._writer is None else 'open'}>"
+
+    @property
+    def place(self) -> Place | None:
+        """Where the tasks were found when the writer connected last. None while it is closed."""
+        return None if self._writer is None else self._writer.place
 
     async def open(self) -> None:
         if self._writer is not None:
