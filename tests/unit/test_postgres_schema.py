@@ -445,17 +445,19 @@ def test_script_does_what_is_not_done(
 # Whom the rows tell.
 
 
+@pytest.mark.req("DS-102", "DS-103", "DS-106")
 def test_new_rows_of_others_are_told(user: Connection, whole: str, listener: Connection) -> None:
-    """[DS-102, DS-103, DS-106] On the channel of all and on that of the queue; an ended row is told to nobody."""
+    """On the channel of all and on that of the queue; an ended row is told to nobody."""
     listener.execute("LISTEN task_new; LISTEN task_done; LISTEN \"task_queue_Mail 'x'\"")
     insert(user, "a", "Mail 'x'")
     insert(user, "b", "Mail 'x'", "COMPLETED")
     assert heard(listener) == [("task_new", f"{whole}:a"), ("task_queue_Mail 'x'", f"{whole}:a")]
 
 
+@pytest.mark.req("DS-104", "DS-105")
 @pytest.mark.parametrize("status", ["COMPLETED", "FAILED", "CANCELLED", "EXPIRED", "INTERRUPTED"])
 def test_ends_are_told_once(user: Connection, whole: str, listener: Connection, status: str) -> None:
-    """[DS-104, DS-105] An update that leaves the status alone is told to nobody."""
+    """An update that leaves the status alone is told to nobody."""
     insert(user)
     listener.execute("LISTEN task_new; LISTEN task_done")
     ended = (
@@ -468,6 +470,44 @@ def test_ends_are_told_once(user: Connection, whole: str, listener: Connection, 
     user.execute(ended.encode())
     user.execute("UPDATE taskmanager_tasks SET progress = '2'")
     assert heard(listener) == [("task_done", f"{whole}:a")]
+
+
+@pytest.mark.req("DS-107")
+def test_rows_are_told_on_commit_each_by_itself(user: Connection, whole: str, listener: Connection) -> None:
+    """Who hears of a row can read it. What is rolled back is told to nobody, and a claim is no end."""
+    listener.execute("LISTEN task_new; LISTEN task_done")
+    with user.transaction():
+        for task_id in ("a", "b"):
+            insert(user, task_id)
+        with user.transaction(force_rollback=True):
+            insert(user, "c")
+        user.execute("UPDATE taskmanager_tasks SET status = 'CLAIMED', claimed = 1, claimed_by_worker_id = 'w'")
+        user.execute("UPDATE taskmanager_tasks SET status = 'CANCELLED', claimed = 0 WHERE id = 'b'")
+        assert heard(listener) == []
+    assert heard(listener) == [("task_new", f"{whole}:a"), ("task_new", f"{whole}:b"), ("task_done", f"{whole}:b")]
+    user.execute("INSERT INTO taskmanager_tasks SELECT * FROM taskmanager_tasks ON CONFLICT DO NOTHING")
+    user.execute("UPDATE taskmanager_tasks SET status = status, updated_at = 2")
+    user.execute("DELETE FROM taskmanager_tasks")
+    assert heard(listener) == []
+
+
+@pytest.mark.parametrize("usage", [0.89, 0.9, 1.0])
+def test_full_queue_of_notices_fails_no_insert(
+    user: Connection, whole: str, listener: Connection, usage: float
+) -> None:
+    """The commit of a transaction that notifies would fail then. Only how full it is is pretended here."""
+    listener.execute("LISTEN task_new")
+    user.execute(f"""
+        CREATE SCHEMA {whole}_usage;
+        CREATE FUNCTION {whole}_usage.pg_notification_queue_usage() RETURNS float8 LANGUAGE sql AS 'SELECT {usage}';
+        ALTER FUNCTION taskmanager_notify() SET search_path = {whole}_usage, pg_catalog, pg_temp
+    """.encode())  # fmt: skip
+    insert(user)
+    user.execute(f"""
+        ALTER FUNCTION taskmanager_notify() SET search_path = pg_catalog, pg_temp; DROP SCHEMA {whole}_usage CASCADE
+    """.encode())  # fmt: skip
+    assert user.execute("SELECT id FROM taskmanager_pending").fetchall() == [("a",)]
+    assert heard(listener) == ([("task_new", f"{whole}:a")] if usage < 0.9 else [])
 
 
 def test_silent_transactions_tell_nobody(user: Connection, whole: str, listener: Connection) -> None:
@@ -499,7 +539,11 @@ def test_long_ids_fail_no_insert(user: Connection, whole: str, listener: Connect
 
 
 def test_prepared_transactions_are_possible_in_silence(user: Connection, whole: str) -> None:
-    """PostgreSQL prepares no transaction that has notified."""
+    """PostgreSQL prepares no transaction that has notified, and rolls it back."""
+    user.execute("BEGIN")
+    insert(user, "b")
+    with pytest.raises(errors.FeatureNotSupported, match="NOTIFY"):
+        user.execute(f"PREPARE TRANSACTION '{whole}'".encode())
     user.execute("BEGIN; SET LOCAL taskmanager.silent = 'on'")
     insert(user)
     user.execute(f"PREPARE TRANSACTION '{whole}'".encode())
