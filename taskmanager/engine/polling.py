@@ -105,6 +105,8 @@ class Poller:
             # A poll may be more seldom than a look at the database itself.
             beat_s = next_beat(now_s, min(self._settings.store_poll_s, LOOK_AFTER_S))
             pause_s = CLOSE_POLL_S if is_close else min(beat_s - now_s, self._claimer.due_in_s())
+            if self._next_look_s == 0.0:  # asked for while the last look was under way, which may have missed it
+                pause_s = 0.0
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s) as self._pause:
                     await self._life.wants_claim.wait()

@@ -1,7 +1,8 @@
 """Has the store looked at soon after somebody has written.
 
 That matters while somebody here waits for a task that others run, and beside instances that leave their tasks to
-others. In all other cases the look every `store_poll` seconds is soon enough, and this costs nothing.
+others. In all other cases the look every `store_poll` seconds is soon enough, and this costs nothing. Where a server
+tells of each commit of others, a watch costs nothing either, and there is always one.
 
 A write shows before its commit counts. So the store is looked at again and again for a moment after a write. In quiet
 times the system wakes us, where it can.
@@ -43,9 +44,10 @@ class WriteWatch:
 
     def begin(self) -> None:
         """Watch from now on, if it matters and is not done yet."""
-        if self._descriptor is not None and self._store.mark() != self._mark:
+        is_told = self._store.is_told
+        if self._descriptor is not None and not is_told and self._store.mark() != self._mark:
             self._ring()  # it is another file by now, say, of which the system does not tell
-        elif self._follower or (self._neighbours.leave_work and not self._only_enqueues):
+        elif self._follower or ((is_told or self._neighbours.leave_work) and not self._only_enqueues):
             self._begin()
 
     def close(self) -> None:
@@ -64,6 +66,11 @@ class WriteWatch:
 
     def _ring(self) -> None:
         self.close()
+        if self._store.is_told:
+            self._mark = self._store.mark()
+            self._look_soon()
+            self._rest()
+            return
         self._unsettled_until_s = self._life.loop.time() + UNSETTLED_S  # its time may be that of the write before
         self._look()
 

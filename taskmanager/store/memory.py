@@ -136,6 +136,8 @@ class MemoryStore(Verbs):
     def watch(self) -> None:
         return None
 
+    is_told = False
+
     async def look_after(self) -> Whereabouts:
         return Whereabouts.WHOLE
 

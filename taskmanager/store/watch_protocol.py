@@ -71,6 +71,14 @@ class WatchedStore(Protocol):
         """
         ...
 
+    @property
+    def is_told(self) -> bool:
+        """Whether the descriptor of `watch` can be read after a commit of others, and after nothing else.
+
+        Then a watch costs nothing, and what can be read then counts already.
+        """
+        ...
+
     async def look_after(self) -> Whereabouts:
         """Say what has become of the database. Never opens it. `StoreUnavailable` where nothing is known of it now.
 

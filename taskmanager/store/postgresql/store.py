@@ -221,6 +221,10 @@ class PostgresStore(Verbs):
     def mark(self) -> object:
         return None if self._watch is None or self._watch.is_pooled else (self._watch.mark(), self._write_count)
 
+    @property
+    def is_told(self) -> bool:
+        return self._watch is not None and not self._watch.is_pooled
+
     def watch(self) -> int | None:
         return None if self._watch is None else self._watch.watch()
 

@@ -237,6 +237,8 @@ class SqliteStore(Verbs):
     def mark(self) -> object:
         return self._stamp.mark()
 
+    is_told = False  # the log changes before a commit counts, and with commits of this store
+
     def watch(self) -> int | None:
         return None if self._writer is None else self._stamp.events.renew()  # a closed store must leave none behind
 
