@@ -1,9 +1,9 @@
 """How fast is a manager on PostgreSQL, beside the same one on a file, and what do waiting rows and history change?
 
 The server is started here, with `fsync` on. The start of each task is committed before it runs, and the clock stops
-when all ends are. `server` is the processor time of all processes of the server. A million rows wait in another queue,
-which nobody here runs, or have ended before. Four instances claim from one queue at once, a hundred rows each time;
-every two milliseconds it is looked whether one of them waits for a lock.
+when all ends are. `server` is the processor time of all processes of the server. A million rows of a function that
+nobody here knows wait in another queue, or have ended before. Four instances claim from one queue at once, a hundred
+rows each time; every two milliseconds it is looked whether one of them waits for a lock.
 
 Needs a PostgreSQL server and the extra `postgres`.
 """
@@ -38,7 +38,7 @@ SETTINGS: Final = {"shared_buffers": "128MB", "max_wal_size": "4GB"}
 MANY_ROWS: Final = """
 INSERT INTO jobs.taskmanager_tasks (id, task_name, queue_name, priority, args, kwargs, status, sent_at, enqueued_at,
     started_at, completed_at, result, start_count, task_options, created_at, updated_at)
-SELECT lpad(n::text, 36, '0'), 'noop', 'other', 50, '[]', '{{}}', '{status}', n, n,
+SELECT lpad(n::text, 36, '0'), '{name}', 'other', 50, '[]', '{{}}', '{status}', n, n,
     {ended}, {ended}, CASE WHEN {ended} IS NULL THEN NULL ELSE '{{"ok":null}}' END, {starts}, '{{"persist":true}}', n, n
 FROM generate_series(1, {count}) AS n
 """
@@ -75,12 +75,12 @@ async def make_tables(url: str) -> None:
         pass
 
 
-def fill(cluster: "Cluster", status: str, count: int) -> None:
+def fill(cluster: "Cluster", status: str, count: int, name: str) -> None:
     """Write rows as if earlier processes had left them, and let the server learn what they are like."""
     asyncio.run(make_tables(cluster.url("jobs")))
     is_ended = status == "COMPLETED"
     ended, starts = ("n", 1) if is_ended else ("NULL::bigint", 0)
-    cluster.psql(MANY_ROWS.format(status=status, ended=ended, starts=starts, count=count))
+    cluster.psql(MANY_ROWS.format(name=name, status=status, ended=ended, starts=starts, count=count))
     cluster.psql("VACUUM ANALYZE jobs.taskmanager_tasks")
     cluster.psql("CHECKPOINT")
 
@@ -121,7 +121,7 @@ def on_server(options: Options, status: str = "") -> Figures:
     """Run them beside nothing, or beside many rows."""
     with server() as cluster:
         if status:
-            fill(cluster, status, options.size(ROWS, ROWS_QUICK))
+            fill(cluster, status, options.size(ROWS, ROWS_QUICK), "unknown")
         return asyncio.run(tasks(cluster.url("jobs"), options, cluster))
 
 
@@ -150,7 +150,7 @@ def claims(options: Options, *, count: int, claimers: int) -> Figures:
     rows = options.size(COUNT, COUNT_QUICK)
     looks: list[int] = []
     with server() as cluster:
-        fill(cluster, "PENDING", max(count, 2 * rows))
+        fill(cluster, "PENDING", max(count, 2 * rows), "noop")
         url, is_over = cluster.url("jobs"), threading.Event()
 
         def look() -> None:

@@ -143,11 +143,11 @@ async def procrastinate(dsn: str, count: int, single: int) -> Figures:
 
 
 HORSIES: Final = """
-from horsies import AppConfig, Horsies, PostgresConfig, TaskResult
+from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
 app = Horsies(AppConfig(broker=PostgresConfig(database_url={dsn!r})))
 
 @app.task("no_op")
-def no_op(number: int) -> TaskResult[int, str]:
+def no_op(*, number: int) -> TaskResult[int, TaskError]:
     return TaskResult(ok=number)
 """
 
@@ -166,10 +166,11 @@ async def horsies(dsn: str, count: int, single: int) -> Figures:
         options = ("--processes", "2", "--max-tasks-per-child", "0", "--loglevel", "ERROR")
         command = [str(Path(sys.executable).with_name("horsies")), "worker", "no_op_app:app", *options]
         null = subprocess.DEVNULL
-        worker = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=null, stderr=null)
+        found_there = {**os.environ, "PYTHONPATH": folder}
+        worker = await asyncio.create_subprocess_exec(*command, env=found_there, stdout=null, stderr=null)
 
         async def put(number: int) -> None:
-            handle = (await no_op_app.no_op.send_async(number)).ok_value
+            handle = (await no_op_app.no_op.send_async(number=number)).ok_value
             if number >= count:
                 await handle.get_async()
                 _done[number] = time.perf_counter()
@@ -183,7 +184,7 @@ async def horsies(dsn: str, count: int, single: int) -> Figures:
                     await asyncio.sleep(PAUSE_S)
 
         try:
-            await (await no_op_app.no_op.send_async(-1)).ok_value.get_async()
+            await (await no_op_app.no_op.send_async(number=-1)).ok_value.get_async()
             return await measured(put, ended, count, single)
         finally:
             worker.terminate()
