@@ -20,6 +20,7 @@ from typing import Any
 from taskmanager import NotPersisted, QueueConfig, RecoveryConfig, StoreUnavailable, TaskEvent, TaskManager, TaskStatus
 from tests.crash import pauses
 from tests.crash.jobs import VARIANTS, note
+from tests.crash.kinds import hasten
 
 LIVE = (TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.RUNNING)
 RECOVERY = RecoveryConfig()
@@ -27,6 +28,7 @@ RECOVERY = RecoveryConfig()
 
 def make_manager(config: dict[str, Any]) -> TaskManager:
     """The manager of this run, with the task variants the run knows."""
+    hasten(config["db"])
     manager = TaskManager(
         config["db"],
         recovery=replace(RECOVERY, crash_budget=config.get("crash_budget", RECOVERY.crash_budget)),
@@ -76,7 +78,7 @@ async def main(manager: TaskManager, config: dict[str, Any]) -> None:
         await asyncio.Event().wait()
     elif until == "empty":
         # Other processes work on the file too, so there is nothing here to wait for but the file.
-        while any([(await manager.counts())[each] for each in LIVE]):  # noqa: ASYNC110  # the store has no event for it
+        while await has_live(manager):  # noqa: ASYNC110  # the store has no event for it
             await asyncio.sleep(0.02)
     elif until == "join":
         await manager.join(timeout=60)
@@ -84,6 +86,12 @@ async def main(manager: TaskManager, config: dict[str, Any]) -> None:
         for label, handle in handles:
             result = await handle.result()
             note(f"result {result.ok_value if result.is_ok() else result.err_value.error_code}", label, handle.task_id)
+
+
+async def has_live(manager: TaskManager) -> bool:
+    """Whether any task has not ended, by one look: between two of them a task may go back."""
+    counts = await manager.counts()
+    return any(counts[each] for each in LIVE)
 
 
 async def all_saved(handles: list[tuple[str, Any]], *, is_told: bool) -> None:

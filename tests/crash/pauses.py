@@ -14,15 +14,14 @@ from typing import Any
 from taskmanager import TaskManager
 from taskmanager.model.record import TaskRow, Write
 from taskmanager.store.protocol import ClaimRequest, CommitReport
-from taskmanager.store.sqlite import SqliteStore
-from taskmanager.store.sqlite.session import SqliteSession
 from tests.crash.jobs import note
+from tests.crash.kinds import session_class
 
 Pause = dict[str, Any]
 
 
-class PausingStore(SqliteStore):
-    """Stops at the point it was told."""
+class Pausing:
+    """A store that stops at the point it was told. It stands before the class of any store."""
 
     pause: Pause
     is_armed = False
@@ -40,13 +39,13 @@ class PausingStore(SqliteStore):
         if point == "before":
             await stop_here()
         self.is_armed = point == "inside"
-        report = await super().commit(writes)
+        report: CommitReport = await super().commit(writes)  # type: ignore[misc]  # of the store behind it
         if point == "after":
             await stop_here()
         return report
 
     async def claim(self, request: ClaimRequest) -> list[TaskRow]:
-        rows = await super().claim(request)
+        rows: list[TaskRow] = await super().claim(request)  # type: ignore[misc]
         if rows and self.pause["point"] == "claimed":
             await stop_here()
         return rows
@@ -60,19 +59,22 @@ async def stop_here() -> None:
 
 def install(manager: TaskManager, pause: Pause) -> None:
     """Let this manager stop at that point."""
-    store = PausingStore(str(manager._settings.place), synchronous="full")
+    place = manager._settings.place
+    assert place is not None
+    store: Any = place.new_store(synchronous="full")
+    store.__class__ = type("PausingStore", (Pausing, type(store)), {})
     store.pause = pause
     manager._make_store = lambda: store
     if pause["point"] == "inside":
-        _stop_before_commit(store, "transitions")
+        _stop_before_commit(store, session_class(str(place)), "transitions")
     elif pause["point"] == "migration":
         store.is_armed = True
-        _stop_before_commit(store, "schema")
+        _stop_before_commit(store, session_class(str(place)), "schema")
 
 
-def _stop_before_commit(store: PausingStore, module: str) -> None:
+def _stop_before_commit(store: Pausing, session: Any, module: str) -> None:
     """Let the transactions that this module opens stop before they are committed."""
-    real: Any = SqliteSession.transaction
+    real = session.transaction
 
     @contextmanager
     def transaction(session: Any, *, is_beside: bool = False) -> Iterator[None]:
@@ -83,4 +85,4 @@ def _stop_before_commit(store: PausingStore, module: str) -> None:
                 note("paused")
                 time.sleep(3_600)
 
-    SqliteSession.transaction = transaction  # type: ignore[method-assign]
+    session.transaction = transaction

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash.harness import Line, Site, is_alive, killed_at_the_end, wait_for
+from tests.crash.harness import Line, Site, both, is_alive, killed_at_the_end, wait_for
 
 LONG_S = 30
 IS_HELD = "SELECT 1 FROM taskmanager_tasks WHERE status = 'RUNNING' AND worker_pid = ?"
@@ -46,9 +46,10 @@ def test_two_instances_stop_and_a_third_goes_on_with_the_work_of_both(tmp_path: 
 
 
 @pytest.mark.req("PR-36", "PR-37")
-def test_processes_that_start_at_once_share_what_was_left(tmp_path: Path) -> None:
+@both
+def test_processes_that_start_at_once_share_what_was_left(tmp_path: Path, database: str) -> None:
     """A dead instance left 40 tasks; four processes start at the same moment, and each task runs once."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     labels = [f"t{number}" for number in range(40)]
     first = site.spawn(enqueue=[["once", label, 0.05, {"delay": 0.4}] for label in labels], bulk=True)
     with killed_at_the_end(first):
@@ -113,9 +114,10 @@ def test_two_containers_that_share_a_volume_tell_the_dead_from_the_living(tmp_pa
     site.assert_sound()
 
 
-def test_one_idempotency_key_enqueued_by_four_processes_runs_once(tmp_path: Path) -> None:
+@both
+def test_one_idempotency_key_enqueued_by_four_processes_runs_once(tmp_path: Path, database: str) -> None:
     """The id follows from the key, so all four get the same task and the same result."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     enqueue = [["once", "keyed", 0.3, {"idempotency_key": "k"}]]
     children = [site.spawn(enqueue=enqueue, until="results") for _ in range(4)]
     with killed_at_the_end(*children):
@@ -130,9 +132,10 @@ def test_one_idempotency_key_enqueued_by_four_processes_runs_once(tmp_path: Path
 
 
 @pytest.mark.req("PR-36")
-def test_a_frozen_instance_that_wakes_up_does_not_overwrite_its_heirs(tmp_path: Path) -> None:
+@both
+def test_a_frozen_instance_that_wakes_up_does_not_overwrite_its_heirs(tmp_path: Path, database: str) -> None:
     """SIGSTOP is no death: the lock is held, so nobody takes the task; after SIGCONT it ends where it was."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     frozen = site.spawn(enqueue=[["safe", "a", 1.0, {}]])
     with killed_at_the_end(frozen):
         frozen.until_starts(1)
@@ -166,9 +169,10 @@ def test_a_timeout_counts_only_time_in_which_the_process_could_run(tmp_path: Pat
     assert site.starts() == {"quick": 1, "thread": 1, "slow": 1}
 
 
-def test_a_limit_for_the_whole_file_outlasts_a_kill_and_a_freeze(tmp_path: Path) -> None:
+@both
+def test_a_limit_for_the_whole_file_outlasts_a_kill_and_a_freeze(tmp_path: Path, database: str) -> None:
     """What a dead instance held counts until it is recovered, what a frozen one holds as long as it is frozen."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     shared = {"queue_name": "shared"}
     doomed = site.spawn(enqueue=[["safe", f"doomed{number}", 0.7, shared] for number in range(4)])
     with killed_at_the_end(doomed):
@@ -259,9 +263,10 @@ def test_forks_at_any_moment_neither_damage_the_file_nor_lose_a_task(tmp_path: P
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-def test_a_forked_child_that_outlives_its_parent_does_not_keep_it_alive(tmp_path: Path) -> None:
+@both
+def test_a_forked_child_that_outlives_its_parent_does_not_keep_it_alive(tmp_path: Path, database: str) -> None:
     """The lock of a dead instance can be taken although a forked child of it still runs: its tasks are recovered."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     parent = site.spawn(program="forking", is_child_lasting=True)
     with killed_at_the_end(parent):
         parent.until("start", label="long")
@@ -278,11 +283,12 @@ def test_a_forked_child_that_outlives_its_parent_does_not_keep_it_alive(tmp_path
 
 
 @pytest.mark.req("PR-37")
-def test_waiting_tasks_are_shared_with_an_idle_process(tmp_path: Path) -> None:
+@both
+def test_waiting_tasks_are_shared_with_an_idle_process(tmp_path: Path, database: str) -> None:
     """One worker has accepted 40 tasks, and can run one at a time. The idle one runs many of them, each task runs once,
     and the busy one gets all results, though it is killed for none of them.
     """
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     labels = [f"t{number}" for number in range(40)]
     idle = site.spawn(manager={"concurrency": 4})
     with killed_at_the_end(idle):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.harness import Child, Site, killed_at_the_end, wait_for
+from tests.crash.harness import Child, Site, both, killed_at_the_end, wait_for
 
 PRODUCER = {"run_queues": []}
 COUNT = 30
@@ -46,9 +46,10 @@ def test_tasks_of_a_producer_that_dies_run_once_in_its_workers(tmp_path: Path, n
     site.assert_settled()
 
 
-def test_a_producer_hears_of_every_task_whose_worker_dies(tmp_path: Path) -> None:
+@both
+def test_a_producer_hears_of_every_task_whose_worker_dies(tmp_path: Path, database: str) -> None:
     """One worker is killed and one is stopped under load; those that follow go on with what they had."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     calls = [["safe", f"{number}", 0.05, {}] for number in range(2 * COUNT)]
     first, second = worker(site), worker(site)
     with killed_at_the_end(first, second):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash.harness import Site, killed_at_the_end
+from tests.crash.harness import Site, both, both_with, killed_at_the_end
 
 LONG_S = 30
 
@@ -20,7 +20,7 @@ def kill_at(site: Site, pause: dict[str, Any], **config: Any) -> None:
     with killed_at_the_end(child):
         child.until("paused")
         child.kill()
-    assert site.query("PRAGMA integrity_check") == [("ok",)]
+    site.assert_whole()
 
 
 def test_killed_before_the_commit_nothing_was_promised(tmp_path: Path) -> None:
@@ -34,9 +34,10 @@ def test_killed_before_the_commit_nothing_was_promised(tmp_path: Path) -> None:
     assert site.statuses() == {}
 
 
-def test_killed_inside_the_transaction_all_of_it_is_undone(tmp_path: Path) -> None:
+@both
+def test_killed_inside_the_transaction_all_of_it_is_undone(tmp_path: Path, database: str) -> None:
     """A flush is all or nothing; what an earlier one brought is there."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     enqueue = [["once", "early", 0, {}], *(["safe", f"late {n}", LONG_S, {}] for n in range(20))]
     first = site.spawn(enqueue=enqueue[:1], until="results")
     first.wait()
@@ -48,10 +49,12 @@ def test_killed_inside_the_transaction_all_of_it_is_undone(tmp_path: Path) -> No
 
 
 @pytest.mark.req("PR-51", "PR-54", "PR-27")
-@pytest.mark.parametrize("point", ["after start", "after commit"])
-def test_killed_after_the_commit_everything_saved_is_there_and_goes_on(tmp_path: Path, point: str) -> None:
+@both_with("point", ["after start", "after commit"], "after start")
+def test_killed_after_the_commit_everything_saved_is_there_and_goes_on(
+    tmp_path: Path, database: str, point: str
+) -> None:
     """Waiting: kept. Running: requeued, retried or FAILED `WORKER_CRASHED`, by its declaration. Never dropped."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     narrow = {"queue_name": "narrow"}
     running = ["safe", "once", "crash_retry"]
     enqueue = [[name, name, LONG_S, {}] for name in running]
@@ -167,10 +170,10 @@ def test_killed_inside_the_final_batch_the_stop_is_undone_as_a_whole(tmp_path: P
 
 
 @pytest.mark.req("PR-36", "PR-43")
-@pytest.mark.parametrize("point", ["claimed", "recovered", "started"])
-def test_killed_again_and_again_while_reclaiming_nothing_is_lost(tmp_path: Path, point: str) -> None:
+@both_with("point", ["claimed", "recovered", "started"], "claimed")
+def test_killed_again_and_again_while_reclaiming_nothing_is_lost(tmp_path: Path, database: str, point: str) -> None:
     """Reclaiming moves the ownership; it never holds the only copy. Three crashes between reclaim and completion."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     labels = [f"t{number}" for number in range(20)]
     first = site.spawn(enqueue=[["safe", label, LONG_S, {"queue_name": "narrow"}] for label in labels])
     with killed_at_the_end(first):
@@ -194,9 +197,10 @@ def test_killed_again_and_again_while_reclaiming_nothing_is_lost(tmp_path: Path,
 
 
 @pytest.mark.req("PR-33")
-def test_hundreds_of_saved_tasks_survive_a_kill(tmp_path: Path) -> None:
+@both
+def test_hundreds_of_saved_tasks_survive_a_kill(tmp_path: Path, database: str) -> None:
     """Every saved task reaches an end, and none that had recorded its success runs again."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     labels = [f"t{number}" for number in range(300)]
     enqueue = [["safe", label, 0.2, {}] for label in labels]
     first = site.spawn(enqueue=enqueue, bulk=True, manager={"concurrency": 10})

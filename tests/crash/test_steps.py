@@ -8,8 +8,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
+from tests.crash.harness import both, both_with
 from tests.crash.stage import Stage, staged
 
 PROGRAM = """
@@ -85,7 +84,7 @@ NUMBER = {("step", str(number)): number for number in (1, 2, 3, 4, 5)} | {
 
 def recorded(stage: Stage) -> set[int]:
     """The steps that no later run may run again: those with a value, and the error that the code has seen."""
-    rows = stage.rows("SELECT number, key FROM taskmanager_steps WHERE error_code IS NULL OR is_final")
+    rows = stage.rows("SELECT number, key FROM taskmanager_steps WHERE error_code IS NULL OR is_final = 1")
     return {NUMBER[("key", str(key)) if key else ("step", str(number))] for number, key in rows}
 
 
@@ -116,16 +115,16 @@ class Deaths:
         self._before = recorded(self._stage), now
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_kill_at_each_commit_repeats_at_most_the_steps_under_way(tmp_path: Path, when: str) -> None:
+@both_with("when", ["before", "after"], "before")
+def test_kill_at_each_commit_repeats_at_most_the_steps_under_way(tmp_path: Path, database: str, when: str) -> None:
     """Each process dies at the next commit of steps than the one before it did; the last one is left alone."""
-    with staged(tmp_path, PROGRAM) as stage:
+    with staged(tmp_path, PROGRAM, database) as stage:
         deaths = Deaths(stage)
         for number in range(2):
-            code = stage.start(f"p{number}", f"{when} {1 + number % 2}", "enqueue").wait(60)
+            code = stage.start(f"p{number}", f"{when} {1 + number % 2}", "enqueue", "wait").wait(60)
             assert code == -signal.SIGKILL, stage.log_of(f"p{number}")
             deaths.judge()
-        assert stage.start("last", "", "enqueue").wait(60) == 0, stage.log_of("last")
+        assert stage.start("last", "", "enqueue", "wait").wait(60) == 0, stage.log_of("last")
         deaths.judge()
         judge_end(stage)
 
@@ -148,9 +147,10 @@ def test_kill_at_random_points_repeats_no_recorded_step(tmp_path: Path) -> None:
         judge_end(stage)
 
 
-def test_sigterm_frees_the_task_and_another_process_goes_on(tmp_path: Path) -> None:
+@both
+def test_sigterm_frees_the_task_and_another_process_goes_on(tmp_path: Path, database: str) -> None:
     """A deploy: the second process runs beside the first one, and takes over what that has left."""
-    with staged(tmp_path, PROGRAM) as stage:
+    with staged(tmp_path, PROGRAM, database) as stage:
         first = stage.start("first", "", "enqueue")
         stage.until_noted("ran 2")
         second = stage.start("second", "", "wait")

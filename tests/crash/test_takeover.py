@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.crash.harness import PATIENCE_S
+from tests.crash.harness import PATIENCE_S, both
 from tests.crash.stage import Stage, staged
 
 PROGRAM = """
@@ -34,7 +34,7 @@ async def main() -> None:
         handles = [job.enqueue(number) for number in range(6)]
         await asyncio.gather(*(handle.saved() for handle in handles))
     note(f"ready {sys.argv[2]}")
-    while not os.path.exists(sys.argv[1] + ".more." + sys.argv[2]):
+    while not os.path.exists(NOTES + ".more." + sys.argv[2]):
         await asyncio.sleep(0.05)
     print(await job.enqueue(100), flush=True)
 
@@ -55,15 +55,15 @@ class Pair(NamedTuple):
 
     def finish(self, name: str) -> None:
         """Let an instance run one more task, and stop."""
-        Path(f"{self.stage.database}.more.{name}").touch()
+        Path(f"{self.stage.notes}.more.{name}").touch()
         process = self.a if name == "a" else self.b
         out, _ = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, out) == (0, "100\n")
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    with staged(tmp_path, PROGRAM) as stage:
+def pair(tmp_path: Path, database: str) -> Iterator[Pair]:
+    with staged(tmp_path, PROGRAM, database) as stage:
         a = stage.start("a")
         stage.until_noted("ready a")
         b = stage.start("b")
@@ -71,6 +71,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         yield Pair(stage, a, b)
 
 
+@both
 @pytest.mark.req("RC-04", "RC-22", "RC-24", "RC-42", "HB-04", "HB-21")
 def test_the_work_of_a_killed_instance_goes_on_in_another(pair: Pair) -> None:
     """Its lock can be taken, so it is dead: the next sweep gives all its work back, running and waiting."""
@@ -81,6 +82,7 @@ def test_the_work_of_a_killed_instance_goes_on_in_another(pair: Pair) -> None:
     pair.finish("b")
 
 
+@both
 @pytest.mark.req("RC-26", "RC-30", "HB-18", "HB-22", "RP-s7")
 def test_a_frozen_instance_loses_its_claims_and_goes_on_with_new_work(pair: Pair) -> None:
     """Its heart is silent, so its work is taken over; when it wakes, its writes are refused, and it takes new tasks."""

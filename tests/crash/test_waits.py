@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.harness import both
 from tests.crash.stage import Stage, staged
 
 PROGRAM = """
 import asyncio, signal
 from contextlib import contextmanager
 from taskmanager import TaskManager, current_task, sleep, step, wait_for
-from taskmanager.store.sqlite.session import SqliteSession
 
 
 _, database, name, point, *words = sys.argv
@@ -23,7 +23,7 @@ run_queues = () if "sends" in words else None
 manager = TaskManager(database, store_poll=0.05, commit_interval=0.01, run_queues=run_queues)
 count = 0
 
-real = SqliteSession.transaction
+real = Session.transaction
 
 @contextmanager
 def deadly(connection, *, is_beside=False):
@@ -40,7 +40,7 @@ def deadly(connection, *, is_beside=False):
     if point == f"after {count}":
         os.kill(os.getpid(), signal.SIGKILL)
 
-SqliteSession.transaction = deadly
+Session.transaction = deadly
 
 async def work(number: int) -> int:
     note(f"ran {number}")
@@ -130,9 +130,10 @@ def test_kill_at_each_transaction_loses_no_sleep_and_no_event(tmp_path: Path, wh
         judge_end(stage)
 
 
-def test_another_process_wakes_a_task_that_sleeps_or_waits_in_place(tmp_path: Path) -> None:
+@both
+def test_another_process_wakes_a_task_that_sleeps_or_waits_in_place(tmp_path: Path, database: str) -> None:
     """Who sends only enqueues. The task is woken where it can run."""
-    with staged(tmp_path, PROGRAM) as stage:
+    with staged(tmp_path, PROGRAM, database) as stage:
         worker = stage.start("worker", "", "waits")
         stage.until_noted("left True")
         sender = stage.start("sender", "", "sends")
