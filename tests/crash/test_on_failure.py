@@ -48,7 +48,7 @@ def child_dies() -> None:
 def is_failure(writes) -> bool:
     return any(each.status == "FAILED" for each in writes)
 
-real_commit, real_write_all = transitions.commit, Session.write_all
+real_commit, real_write, real_write_all = transitions.commit, Session.write, Session.write_all
 
 def commit(connection, writes, counting=None):
     if point == "before" and is_failure(writes):
@@ -58,6 +58,11 @@ def commit(connection, writes, counting=None):
         die()
     return report
 
+def write(connection, kind, rows, changed_ids=None):
+    if point == "inside" and kind is statements.ON_FAILURE:
+        die()
+    return real_write(connection, kind, rows, changed_ids)
+
 def write_all(connection, batches):
     kinds = [kind for kind, rows in batches if rows]
     if point == "inside" and statements.ON_FAILURE in kinds:
@@ -65,7 +70,9 @@ def write_all(connection, batches):
         die()
     return real_write_all(connection, batches)
 
-transitions.commit, Session.write_all = commit, write_all
+transitions.commit, Session.write = commit, write
+if real_write_all is not None:
+    Session.write_all = write_all
 
 async def live_count() -> int:
     counts = await manager.counts()
