@@ -219,7 +219,7 @@ MOODY_FILES: Final[frozenset[str]] = frozenset(
 )
 
 # Tests whose subject is real time: a child process lives while they wait.
-REAL_TIME: Final = ("tests/crash/", "tests/acceptance/")
+REAL_TIME: Final = ("tests/crash/", "tests/acceptance/", "tests/postgresql/")
 
 # Directories on the machine of whoever builds this say nothing to a reader.
 BUILD_PATHS: Final = re.compile(r"(?<![\w.])/(?:work|root|tmp/venv|home/[a-z]+|Users/[A-Za-z]+)/")

@@ -100,7 +100,6 @@ async def test_failover_with_loss_writes_again_and_counts_the_rest(pair: Pair, r
     await world.manager.flush()
     await asyncio.to_thread(pair.fail_over)
     await eventually(lambda: records.count("missing there") == 1)
-    assert records.count("ERROR") - records.count("the store is unavailable") == 1, records.told
     # 10 are gone for good, and 21 live ones were written again.
     assert records.count("31 tasks missing there") == 1, records.told
     world.gate.set()
