@@ -18,6 +18,8 @@ import pytest
 from taskmanager import TaskManager, Workflow, step
 from taskmanager import wait_for as wait_for_event
 from taskmanager.store.place import place_at
+from tests.acceptance.odd_files import OTHERS, fill_healthy, fill_others, fill_tasks
+from tests.acceptance.odd_files import made_file as made_odd_file
 from tests.crash.harness import wait_for
 from tests.unit.command_line import taskmanager
 
@@ -92,8 +94,8 @@ async def leave_in_the_middle(manager: TaskManager, tasks: dict[str, Any]) -> di
         return all(waits) and nodes[0].status == "COMPLETED"
 
     async with asyncio.timeout(60):
-        while not await are_in_the_middle():
-            await asyncio.sleep(0.01)  # what is waited for is in the file
+        while not await are_in_the_middle():  # noqa: ASYNC110  # what is waited for is in the file
+            await asyncio.sleep(0.01)
     return {"failing": retried.task_id, "ordering": ordered.task_id, "later": waiting.task_id}
 
 
@@ -209,6 +211,26 @@ def test_copy_is_refused_while_an_instance_lives(tmp_path: Path, schema_url: str
     run_app(schema_url, Counter(), both(schema_url, [new]))
     assert not new.exists()
     assert taskmanager("copy", tmp_path / "tasks.db", new).code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_copy_names_each_odd_row_that_stays_behind(tmp_path: Path, schema_url: str) -> None:
+    """Every column of every table holds what nobody would write. Whatever a server refuses harms no other row."""
+    with closing(asyncio.run(made_odd_file(tmp_path / "tasks.db"))) as connection:
+        fill_tasks(connection)
+        healthy = [*fill_healthy(connection, "ended", 3), *fill_healthy(connection, "free", 6)]
+        fill_others(connection, healthy[0], tuple(OTHERS))
+        connection.execute("COMMIT")
+    ran = taskmanager("copy", tmp_path / "tasks.db", schema_url, "--json")
+    found = json.loads(ran.out)
+    assert ran.code == 1
+    left = [each["key"] for each in found["left_out"] if each["table"] == "task"]
+    tasks = found["tables"][0]
+    assert tasks["source"] - tasks["target"] == len(left) > 100
+    assert {each["table"] for each in found["left_out"]} == {"task", "attempts of task", "schedule_state"}
+    assert not {*healthy} & {*left}
+    assert {*healthy} < {row[0] for row in rows(schema_url)}
 
 
 async def _nothing(manager: TaskManager, tasks: dict[str, Any]) -> None:
