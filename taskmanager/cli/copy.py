@@ -74,16 +74,13 @@ class _Guard:
     def __call__(self) -> None:
         """Raise `StoreError` if there is one."""
         for place, session in self._places:
-            for each in instances(session):
-                if each.instance_id not in self._dead:
-                    self._judge(place, each)
+            new = [each for each in instances(session) if each.instance_id not in self._dead]
+            if new:
+                _wait_for_signs(place, [each.instance_id for each in new])
+            for each in new:
+                self._judge(place, each)
 
     def _judge(self, place: Place, each: InstanceRow) -> None:
-        """A living one puts its sign back after somebody has tidied up, and must not look dead meanwhile."""
-        clock = SystemClock()
-        deadline_s = clock.elapsed_s() + LOCK_PATIENCE_S
-        while place.is_missing(each.instance_id) and clock.elapsed_s() < deadline_s:
-            time.sleep(LOCK_PAUSE_S)
         if not place.is_dead(each.instance_id):
             raise StoreError(
                 f"an instance lives at {place} (process {each.pid} on {each.hostname}), and what it holds in memory "
@@ -91,6 +88,14 @@ class _Guard:
                 "alive for a minute on a server; --force copies all the same"
             )
         self._dead.add(each.instance_id)
+
+
+def _wait_for_signs(place: Place, missing: Sequence[str]) -> None:
+    """A living one puts its sign back after somebody has tidied up, and must not look dead meanwhile."""
+    clock = SystemClock()
+    deadline_s = clock.elapsed_s() + LOCK_PATIENCE_S
+    while (missing := [each for each in missing if place.is_missing(each)]) and clock.elapsed_s() < deadline_s:
+        time.sleep(LOCK_PAUSE_S)
 
 
 @contextmanager
