@@ -156,7 +156,6 @@ class Observer:
             room.log_bytes,
             room.disk_free_bytes,
             size.schema_version,
-            is_file=self._place.file is not None,
         )
 
 

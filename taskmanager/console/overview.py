@@ -88,7 +88,11 @@ class StorageView(NamedTuple):
     log_bytes: int = 0
     disk_free_bytes: int | None = None
     schema_version: int = 0
-    is_file: bool = True
+
+    @property
+    def is_file(self) -> bool:
+        """Return whether the path is no URL of a server."""
+        return self.path is None or "://" not in self.path
 
 
 class Mend(NamedTuple):
