@@ -26,6 +26,12 @@ _TRANSIENT: Final = {
     "57": "the server, or somebody on it, has ended this; it is tried again",
     "58": "the server's disk reports an error; check the server",
 }
+_BY_WORD: Final = {
+    "password": _TRANSIENT["28"],
+    "pg_hba.conf": _TRANSIENT["28"],
+    "certificate": "check sslmode and sslrootcert, and what the server shows",
+}
+"""What a connection that is refused says in its text alone."""
 _BY_CODE: Final = {
     "25006": "the server can only be read: it is a standby, or was set so; the way to the primary is tried again",
     "25P03": "a transaction stood still for too long, and was ended; it is tried again",
@@ -67,7 +73,10 @@ def translate(address: Address, error: psycopg.Error) -> StoreError:
     text = " ".join(str(error).split())
     if code is None:
         if isinstance(error, psycopg.OperationalError):
-            return StoreUnavailable(f"{address} is not available ({text}); the way there is tried again")
+            known = (advice for word, advice in _BY_WORD.items() if word in text)
+            return StoreUnavailable(
+                f"{address} is not available ({text}); {next(known, 'the way there is tried again')}"
+            )
         return StoreError(f"{address} refused a statement ({text})")
     advice = _BY_CODE.get(code) or _TRANSIENT.get(code[:2])
     if advice is not None:

@@ -55,6 +55,10 @@ _PLANS: Final = "".join(
 A planner that knows the values, or hopes for a small table, joins the rows of a batch with all rows of their status: a
 hundred starts then read a million waiting rows. And it compiles what it takes for long, which takes seconds.
 """
+LOCK_MS: Final = 3_000
+"""How long a transaction of ours waits for a row that another program holds. Whoever must write alone waits for ours,
+and everybody else behind that one: so it is given up, and done again when these were let in.
+"""
 _WRITING: Final = 0x7461736B
 """The first half of the lock that writers take; the second is the schema."""
 _GUILTY_CLASSES: Final = frozenset({"22", "23"})
@@ -168,7 +172,7 @@ class PostgresSession:
         unsynced = "SET LOCAL synchronous_commit = off; " if self.is_unsynced else ""
         self.execute_plain(
             f"BEGIN; {_PLANS}SET LOCAL taskmanager.silent = 'on'; {unsynced}"
-            f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_MS}; {confirm}"
+            f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_MS}; SET LOCAL lock_timeout = {LOCK_MS}; {confirm}"
             f"SELECT {lock}({_WRITING}, {self.number})"
         )
         try:

@@ -168,8 +168,9 @@ def claim(
 
 
 def fetch_claim(connection: Session, owner: str, claimed_at: int) -> list[TaskRow]:
-    """See `Store.fetch_claim`."""
-    rows = task_rows(connection, _CLAIMED_AT, (owner, claimed_at))
+    """See `Store.fetch_claim`. The commit of a claim whose answer was lost may still be under way: it is waited for."""
+    with connection.transaction():
+        rows = task_rows(connection, _CLAIMED_AT, (owner, claimed_at))
     return sorted(rows, key=lambda row: (row.priority, row.enqueued_at, row.task_id))
 
 
