@@ -25,7 +25,8 @@ def _maker(request: pytest.FixtureRequest, kind: str) -> StoreMaker:
     return lambda: PostgresStore(address)
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+# The other Pythons and `make quick` leave the server out: it asks nothing of them that a file does not.
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     """A store without rows."""
     made = _maker(request, request.param)()

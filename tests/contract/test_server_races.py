@@ -12,7 +12,7 @@ from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.session import _WRITING
 from taskmanager.store.postgresql.store import PostgresStore
 from taskmanager.store.protocol import TaskFilter
-from tests.contract.conftest import SCHEMA
+from tests.conftest import SCHEMA
 from tests.contract.rows import ME, OTHER, expected, put, task, wants
 from tests.contract.test_event_contract import NOW, STORED, WAIT, event, fall_asleep, running
 from tests.contract.test_schedule_contract import begin, declared, fire, only
