@@ -96,11 +96,14 @@ others: venv other-venvs  ## The portable part of the suite on each other suppor
 	    paths="$(PORTABLE)"; \
 	    $(call say,mypy on Python $$version); .venv-$$version/bin/mypy --strict --python-version $$version --cache-dir .mypy_cache/$$version tests/typing/api.py; \
 	  else paths="$(NARROW)"; fi; \
-	  $(call say,pytest on Python $$version); HYPOTHESIS_PROFILE=brief .venv-$$version/bin/pytest -q $(PYTEST_FLAGS) -m 'not slow' -p no:cacheprovider $$paths </dev/null; \
+	  $(call say,pytest on Python $$version); HYPOTHESIS_PROFILE=brief .venv-$$version/bin/pytest -q $(PYTEST_FLAGS) -m 'not slow and not long' -p no:cacheprovider $$paths </dev/null; \
 	done
 
 quick: venv  ## The suite without the slow tests, on one Python, for while you work
-	@$(BIN)/pytest $(PYTEST_FLAGS) -m "not slow" --ignore tests/crash --ignore tests/acceptance $(ARGS)
+	@$(BIN)/pytest $(PYTEST_FLAGS) -m "not slow and not long" --ignore tests/crash --ignore tests/acceptance $(ARGS)
+
+long: venv  ## The bad days of servers: restarts, failovers, poolers, kills, copies that are cut short; some ten minutes
+	@$(call say,pytest: the bad days of servers); $(BIN)/pytest $(PYTEST_FLAGS) -m long $(ARGS)
 
 demo: venv  ## The five-minute tour, on your own files
 	@$(BIN)/taskmanager demo $(ARGS)

@@ -978,3 +978,15 @@ def test_the_name_of_a_test_begins_with_its_subject() -> None:
 def test_a_file_of_tests_is_named_by_what_it_tests() -> None:
     """Who looks for the test of a rule knows the rule, and not the mood."""
     report(moody_faults())
+
+
+def merge_faults() -> Iterator[str]:
+    marks = tuple(f"{mark * 7} " for mark in "<>")
+    for path in repository_files():
+        if any(line.startswith(marks) for line in path.read_text(encoding="utf-8").splitlines()):
+            yield f"{path.relative_to(ROOT)}: the marks of a merge are still there"
+
+
+def test_no_merge_is_left_half_done() -> None:
+    """Both sides of a conflict in one page are shown to every reader."""
+    report(merge_faults())

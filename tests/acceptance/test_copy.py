@@ -24,6 +24,7 @@ from tests.crash.harness import wait_for
 from tests.unit.command_line import taskmanager
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals"),
 ]

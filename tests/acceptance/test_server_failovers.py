@@ -11,7 +11,7 @@ from tests.acceptance.server_world import Records, ServerWorld, eventually
 from tests.conftest import NO_SERVER
 from tests.servers import Cluster, find_binaries
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 SCHEMA = "jobs"
 
 

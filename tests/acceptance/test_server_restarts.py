@@ -13,7 +13,7 @@ from tests.acceptance.tcp_cutter import Cutter
 from tests.conftest import NO_SERVER
 from tests.servers import EVERYBODY, Cluster, find_binaries
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 SCHEMA = "jobs"
 
 

@@ -20,8 +20,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-both = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
-"""Lets a test run on a file and on a server."""
+both = pytest.mark.parametrize(
+    "database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)], indirect=True
+)
+"""Lets a test run on a file, and on a server where there is time for that."""
 
 
 def both_with(name: str, values: Sequence[str], on_server: str) -> pytest.MarkDecorator:

@@ -13,7 +13,10 @@ import pytest
 from tests.crash.harness import PATIENCE_S, ROOT, wait_for
 from tests.servers import Cluster, PgBouncer, find_pgbouncer
 
-pytestmark = pytest.mark.skipif(find_pgbouncer() is None, reason="no pgbouncer is installed: apt install pgbouncer")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(find_pgbouncer() is None, reason="no pgbouncer is installed: apt install pgbouncer"),
+]
 
 PROGRAM = """
 import asyncio, logging, os, sys
