@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv other-venvs test quick lint typing unit others demo bench bench-peers simulate pictures vendored churn audit fmt clean
+.PHONY: help venv other-venvs test quick long lint typing unit others demo bench bench-peers simulate pictures vendored churn audit fmt clean
 
 VERSION := import sys; print("%d.%d" % sys.version_info[:2])
 SUPPORTED := 3.11 3.12 3.13 3.14
