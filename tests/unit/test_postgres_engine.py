@@ -64,7 +64,7 @@ async def test_held_tasks_go_by_the_clock_of_the_server(schema_url: str, monkeyp
 
 async def test_beat_goes_by_the_writer_where_the_reader_is_refused(cluster: Cluster, schema_url: str) -> None:
     """A server that lets nobody in any more: by the session that is left the others hear that this instance lives."""
-    reader, writer = Connection(Address.of(schema_url)), Connection(Address.of(schema_url))
+    reader, writer = Connection(Address.of(schema_url), "reader"), Connection(Address.of(schema_url), "writer")
     made = PostgresStore(Address.of(schema_url))
     await made.open()
     await made.close()
