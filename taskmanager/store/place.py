@@ -233,7 +233,7 @@ def place_of(snapshot_db: object) -> Place | None:
     try:
         return place_at(path).absolute()
     except ConfigurationError as exc:
-        raise ConfigurationError(f"snapshot_db: {exc}") from exc.__cause__
+        raise ConfigurationError(f"snapshot_db is a path, a URL, or None for memory only: {exc}") from exc.__cause__
 
 
 def place_at(text: str) -> Place:
@@ -249,9 +249,7 @@ def place_at(text: str) -> Place:
 
 def _server(url: str, scheme: str) -> Place:
     if scheme.lower() not in _SERVERS:
-        raise ConfigurationError(
-            f"the tasks are kept in an SQLite file, or in PostgreSQL (postgresql://...), and not at a {scheme}:// URL"
-        )
+        raise ConfigurationError(f"give the path of an SQLite file, or a postgresql:// URL, and not a {scheme}:// URL")
     try:
         module = import_module("taskmanager.store.postgresql.place")
     except ImportError as exc:  # psycopg raises it too where it finds no libpq
