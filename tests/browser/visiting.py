@@ -13,6 +13,7 @@ Theme = Literal["light", "dark"]
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PATIENCE_MS: Final = 30_000
+SEARCHES: Final = 5
 expect.set_options(timeout=PATIENCE_MS)
 REPORT_VIOLATIONS: Final = """
 document.addEventListener('securitypolicyviolation', (event) => console.error(
@@ -88,8 +89,14 @@ class Visitor:
         return page
 
     def go(self, address: str = "") -> Page:
-        """Visit an address relative to the root of the dashboard, and return the page when it is there."""
-        self.page.goto(f"{self._url}/{address}")
+        """Visit an address relative to the root of the dashboard, and return the page when it is there.
+
+        A search gives up in time, and says so. On a busy machine that may be soon, so it is asked for again.
+        """
+        for _ in range(SEARCHES):
+            self.page.goto(f"{self._url}/{address}")
+            if not self.page.get_by_text("This search was long").count():
+                break
         return self.page
 
     def leave(self) -> None:
