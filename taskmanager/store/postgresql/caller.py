@@ -18,15 +18,15 @@ from psycopg.rows import tuple_row
 from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable
 from taskmanager.model.record import TaskRow
 from taskmanager.store.postgresql.address import Address
-from taskmanager.store.postgresql.connection import Place
+from taskmanager.store.postgresql.connection import Origin
 from taskmanager.store.postgresql.found import literal
 from taskmanager.store.sql.statements import TASK_COLUMNS
 
 _FORMAT: Final = ["%s"] * len(TASK_COLUMNS)
 _DOLLAR: Final = [f"${number}" for number in range(1, len(TASK_COLUMNS) + 1)]
 _CHECKED: Final = (
-    "CASE WHEN pg_catalog.to_regnamespace({schema})::oid = {place.schema} AND (SELECT oid FROM pg_catalog.pg_database"
-    " WHERE datname = pg_catalog.current_database()) = {place.database} THEN {mark} END"
+    "CASE WHEN pg_catalog.to_regnamespace({schema})::oid = {origin.schema} AND (SELECT oid FROM pg_catalog.pg_database"
+    " WHERE datname = pg_catalog.current_database()) = {origin.database} THEN {mark} END"
 )
 _REPEAT: Final = "another transaction was in the way; roll back, and repeat all of it"
 _UNBORN: Final = "it is not there; connect to the manager's database, or start the manager on it first"
@@ -58,15 +58,15 @@ def insert_statement(row: TaskRow, address: Address) -> tuple[str, tuple[object,
 
 
 def insert_through(
-    connection: Any, row: TaskRow, address: Address, place: Place | None = None
+    connection: Any, row: TaskRow, address: Address, origin: Origin | None = None
 ) -> Coroutine[Any, Any, None] | None:
     """Insert through the connection now, or give the coroutine that does it if the connection is asynchronous.
 
-    `place` is where the running manager has found its tasks. Raises `StoreError` with what to do, `StoreUnavailable` if
-    the transaction may be repeated, and the driver's own error for all else.
+    `origin` is where the running manager has found its tasks. Raises `StoreError` with what to do, `StoreUnavailable`
+    if the transaction may be repeated, and the driver's own error for all else.
     """
     way = _way(connection)
-    sql = _sql(address, way.marks, place)
+    sql = _sql(address, way.marks, origin)
     if way.is_async:
         return _insert_async(way, sql, row, address)
     with _explained(address):
@@ -79,13 +79,13 @@ async def _insert_async(way: _Way, sql: str, row: TaskRow, address: Address) -> 
         await way.execute(sql, row)
 
 
-def _sql(address: Address, marks: list[str], place: Place | None = None) -> str:
+def _sql(address: Address, marks: list[str], origin: Origin | None = None) -> str:
     """The statement. Where the marks are `%s`, a percent sign is written twice."""
     schema, values = address.quoted_schema, [*marks]
     if marks is _FORMAT:
         schema = schema.replace("%", "%%")
-    if place is not None:
-        values[0] = _CHECKED.format(schema=literal(schema), place=place, mark=marks[0])
+    if origin is not None:
+        values[0] = _CHECKED.format(schema=literal(schema), origin=origin, mark=marks[0])
     return (
         f"INSERT INTO {schema}.taskmanager_tasks ({', '.join(TASK_COLUMNS)}) VALUES ({', '.join(values)})"
         " ON CONFLICT DO NOTHING"

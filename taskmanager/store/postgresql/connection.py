@@ -36,7 +36,7 @@ IS_FORKED: Final = (
 )
 
 
-class Place(NamedTuple):
+class Origin(NamedTuple):
     """What a new connection has found: as long as this is the same, it is the database of before.
 
     A server, and its standbys, have one `system`. The `timeline` counts their failovers. A schema, or a table, that was
@@ -49,7 +49,7 @@ class Place(NamedTuple):
     schema: int
     tasks: int
 
-    def is_before(self, other: "Place") -> bool:
+    def is_before(self, other: "Origin") -> bool:
         """Whether this is what was left behind by the failover that has led to the other."""
         return self.timeline < other.timeline and self._replace(timeline=other.timeline) == other
 
@@ -75,7 +75,7 @@ def connect(address: Address, use: str = "command", *, is_direct: bool = False) 
     return session
 
 
-def place_of(session: PostgresSession) -> Place:
+def origin_of(session: PostgresSession) -> Origin:
     """Return which database this is."""
     found = session.execute_plain(
         "SELECT CASE WHEN pg_is_in_recovery() THEN '' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END,"
@@ -85,14 +85,14 @@ def place_of(session: PostgresSession) -> Place:
         (session.address.quoted_schema, f"{session.address.quoted_schema}.taskmanager_tasks"),
     ).fetchone()
     assert found is not None
-    return Place(*found)
+    return Origin(*found)
 
 
-def lead_to_schema(session: PostgresSession) -> Place:
+def lead_to_schema(session: PostgresSession) -> Origin:
     """Return which database this is, and name the locks of the session after its schema."""
-    place = place_of(session)
-    session.set_number(place.schema)
-    return place
+    origin = origin_of(session)
+    session.set_number(origin.schema)
+    return origin
 
 
 class Connection:
@@ -107,9 +107,9 @@ class Connection:
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self._is_closed = False
-        self.place: Place | None = None
+        self.origin: Origin | None = None
         """Where the session leads that was opened last."""
-        self.expected: Place | None = None
+        self.expected: Origin | None = None
         """Where it must lead. What was read of another database must not be written to this one."""
 
     def __repr__(self) -> str:
@@ -124,12 +124,12 @@ class Connection:
     @property
     def is_another(self) -> bool:
         """Whether the way leads to another database than before, or to what a failover has left of it."""
-        return self.expected is not None and self.place is not None and self.place != self.expected
+        return self.expected is not None and self.origin is not None and self.origin != self.expected
 
     @property
     def is_failover(self) -> bool:
         """Whether it is what a failover has left of it."""
-        return self.expected is not None and self.place is not None and self.expected.is_before(self.place)
+        return self.expected is not None and self.origin is not None and self.expected.is_before(self.origin)
 
     @property
     def is_pooled(self) -> bool:
@@ -195,18 +195,18 @@ class Connection:
         """Connect anew. Refuse what must not be written: a standby, and what a failover has left behind."""
         session = connect(self._address, self._use)
         try:
-            place = lead_to_schema(session)
-            if not place.timeline:
+            origin = lead_to_schema(session)
+            if not origin.timeline:
                 raise StoreUnavailable(f"{self._address} leads to a standby; the way to the primary is tried again")
-            if self.expected is not None and place.is_before(self.expected):
+            if self.expected is not None and origin.is_before(self.expected):
                 raise StoreUnavailable(
                     f"{self._address} leads to a server that was left behind by a failover (its timeline is "
-                    f"{place.timeline}, not {self.expected.timeline}); stop that server"
+                    f"{origin.timeline}, not {self.expected.timeline}); stop that server"
                 )
         except BaseException:
             session.raw.close()
             raise
-        self.place = place
+        self.origin = origin
         return session
 
     def _let_go(self) -> None:

@@ -166,7 +166,7 @@ class ServerPlace:
         from taskmanager.store.postgresql.caller import insert_through
 
         store = self._newest_store()
-        return insert_through(connection, row, self.address, None if store is None else store.place)
+        return insert_through(connection, row, self.address, None if store is None else store.origin)
 
     def insert_statement(self, row: "TaskRow") -> tuple[str, tuple[object, ...]]:
         """See `Place.insert_statement`. The placeholders are `%s`."""

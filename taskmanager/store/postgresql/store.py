@@ -11,7 +11,7 @@ from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import Write
 from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.beat import PostgresBeater
-from taskmanager.store.postgresql.connection import Connection, Place, connect, lead_to_schema, raise_not_open
+from taskmanager.store.postgresql.connection import Connection, Origin, connect, lead_to_schema, raise_not_open
 from taskmanager.store.postgresql.lives import MIN_GRACE_S, SILENCE_S, saying_no_lock
 from taskmanager.store.postgresql.schema import migrate, never_dead
 from taskmanager.store.postgresql.session import PostgresSession
@@ -71,9 +71,9 @@ class PostgresStore(Verbs):
         return f"<PostgresStore {self.address} {'closed' if self._writer is None else 'open'}>"
 
     @property
-    def place(self) -> Place | None:
+    def origin(self) -> Origin | None:
         """Where the tasks were found when the writer connected last. None while it is closed."""
-        return None if self._writer is None else self._writer.place
+        return None if self._writer is None else self._writer.origin
 
     async def open(self) -> None:
         if self._writer is not None:
@@ -102,7 +102,7 @@ class PostgresStore(Verbs):
         else:
             migrate(session.raw, schema, self._is_dead, shown=shown, is_pooled=session.is_pooled)
         assert self._writer is not None
-        self._writer.place = self._writer.expected = lead_to_schema(session)
+        self._writer.origin = self._writer.expected = lead_to_schema(session)
 
     def work_inline(self) -> None:
         before = self._writer
