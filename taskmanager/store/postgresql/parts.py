@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Final, NamedTuple
 
-from taskmanager.model.errors import StoreError
+from taskmanager.store.sql.scripts import scripts_of
 
 _OUTSIDE: Final = "-- outside a transaction"
 _STATEMENT: Final = re.compile(r"(?s)(?:--[^\n]*|'(?:[^']|'')*'|(\$\w*\$).*?\1|[^;])+;")
@@ -66,20 +66,7 @@ class Part(NamedTuple):
 @cache
 def migrations() -> list[Migration]:
     """Return all steps that this version of the library knows, in order."""
-    from importlib import resources  # takes 6 ms
-
-    folder = resources.files("taskmanager.store.postgresql") / "migrations"
-    if not folder.is_dir():
-        raise StoreError(
-            f"the files of the schema are not installed: there is no {folder}; a program that is frozen into an "
-            "executable needs them too (`pyinstaller --collect-data taskmanager`)"
-        )
-    found = []
-    for file in folder.iterdir():
-        number, _, name = file.name.removesuffix(".sql").partition("_")
-        if file.name.endswith(".sql"):
-            found.append(Migration(int(number), name, file.read_text("utf-8")))
-    return sorted(found)
+    return [Migration._make(each) for each in scripts_of("taskmanager.store.postgresql")]
 
 
 def least_version(steps: Sequence[Migration]) -> int:

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
+from taskmanager.store.sql.scripts import scripts_of
 from taskmanager.store.sqlite.session import SqliteSession
 
 _CREATE_VERSIONS: Final = """
@@ -83,20 +84,7 @@ _VERSIONS: Final = Part(
 @cache
 def migrations() -> list[Migration]:
     """Return all steps that this version of the library knows, in order."""
-    from importlib import resources  # most starts find the newest schema, and are spared the 6 ms that this takes
-
-    folder = resources.files("taskmanager.store.sqlite") / "migrations"
-    if not folder.is_dir():
-        raise StoreError(
-            f"the files of the schema are not installed: there is no {folder}; a program that is frozen into an "
-            "executable needs them too (`pyinstaller --collect-data taskmanager`)"
-        )
-    found = []
-    for file in folder.iterdir():
-        number, _, name = file.name.removesuffix(".sql").partition("_")
-        if file.name.endswith(".sql"):
-            found.append(Migration(int(number), name, file.read_text("utf-8")))
-    return sorted(found)
+    return [Migration._make(each) for each in scripts_of("taskmanager.store.sqlite")]
 
 
 def statements(script: str) -> Iterator[str]:
