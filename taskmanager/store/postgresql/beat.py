@@ -4,17 +4,13 @@ Where that one is away and cannot be made anew, as when the server lets nobody i
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.connection import Connection
 from taskmanager.store.postgresql.session import PostgresSession
 from taskmanager.store.protocol import Beat
-
-_BEAT: Final = (
-    f"INSERT INTO taskmanager_heartbeats ({', '.join(Beat._fields)}) VALUES ({', '.join('?' * len(Beat._fields))})"
-)
+from taskmanager.store.sql.instances import BEAT
 
 
 class PostgresBeater:
@@ -44,4 +40,4 @@ class PostgresBeater:
 
 
 def _beat(session: PostgresSession, beats: Sequence[Beat]) -> None:
-    session.executemany(_BEAT, beats)
+    session.executemany(BEAT, beats)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from taskmanager.store.constraints import encodable
-from taskmanager.store.protocol import InstanceRow
+from taskmanager.store.protocol import Beat, InstanceRow
 from taskmanager.store.sql.session import Session
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ def _into(table: str, names: Sequence[str]) -> str:
     return f"INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
 
 
+BEAT: Final = f"INSERT {_into('taskmanager_heartbeats', Beat._fields)}"
+"""Writes a sign of life: a `Beat`."""
 _INSTANCE: Final = (
     f"INSERT {_into('taskmanager_instances', InstanceRow._fields)} ON CONFLICT (instance_id) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in InstanceRow._fields if name != "instance_id")

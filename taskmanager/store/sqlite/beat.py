@@ -3,20 +3,13 @@
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.protocol import Beat
+from taskmanager.store.sql.instances import BEAT
 from taskmanager.store.sqlite.connection import translate
 from taskmanager.store.sqlite.files import Files, open_existing
 from taskmanager.store.sqlite.session import BUSY_TIMEOUT_S, SqliteSession, primary_code
-
-
-def _into(table: str, names: Sequence[str]) -> str:
-    return f"INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
-
-
-_BEAT: Final = f"INSERT {_into('taskmanager_heartbeats', Beat._fields)}"
 
 
 class SqliteBeater:
@@ -48,7 +41,7 @@ class SqliteBeater:
         try:
             connection = self._opened()
             with connection.transaction():
-                connection.executemany(_BEAT, beats)
+                connection.executemany(BEAT, beats)
         except sqlite3.Error as exc:
             if primary_code(exc) != sqlite3.SQLITE_BUSY:
                 self.close()
