@@ -13,11 +13,12 @@ import pytest
 from psycopg import errors
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.store.place import place_at
 from taskmanager.store.postgresql import parts, schema
 from taskmanager.store.postgresql.found import look
 from taskmanager.store.postgresql.parts import Migration
 from taskmanager.store.sqlite import schema as file_schema
-from tests.servers import Cluster
+from tests.servers import Cluster, PgBouncer, find_pgbouncer, free_port
 from tests.sessions import connect
 
 Connection = psycopg.Connection[Any]
@@ -310,6 +311,27 @@ def test_migrate_refuses_a_schema_of_a_newer_version(session: Connection, name: 
     for use in (schema.migrate, schema.check_version):
         with pytest.raises(StoreError, match="has schema version 999.*upgrade taskmanager"):
             use(session, name)
+
+
+@pytest.mark.skipif(find_pgbouncer() is None, reason="no pgbouncer is installed: apt install pgbouncer")
+def test_migration_by_a_command_takes_the_direct_way(
+    cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step outside a transaction needs one session, and a pooler gives each of its statements another one."""
+    steps_with(monkeypatch, "-- outside a transaction\nCREATE INDEX taskmanager_more ON taskmanager_tasks (sent_at);")
+    pooler = PgBouncer(cluster)
+    try:
+        url = pooler.url(name)
+        with pytest.raises(StoreError, match="needs a session of its own: add direct="), place_at(url).write():
+            pass
+        with pytest.raises(StoreUnavailable), place_at(f"{url}&direct=127.0.0.1:{free_port()}").write():
+            pass
+        with place_at(f"{url}&direct=127.0.0.1:{cluster.port}").write() as session:
+            assert session.execute("SELECT max(version) FROM taskmanager_schema").fetchone() == (
+                schema.migrations()[-1].version,
+            )
+    finally:
+        pooler.destroy()
 
 
 def test_migrate_names_the_script_where_a_right_is_missing(cluster: Cluster, session: Connection, name: str) -> None:

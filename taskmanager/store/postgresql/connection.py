@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar, TypeVarTuple
@@ -20,6 +20,7 @@ from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import MORE_THREADS
 from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.faults import has_lost_connection, is_gone, is_repeated, is_stale, translate
+from taskmanager.store.postgresql.schema import migrate
 from taskmanager.store.postgresql.session import PostgresSession, adapt
 
 R = TypeVar("R")
@@ -95,11 +96,29 @@ def lead_to_schema(session: PostgresSession) -> Origin:
     return origin
 
 
-class Connection:
-    """A connection that is used by whole functions only, one at a time: in its own thread, or in the caller's."""
+def to_newest_schema(session: PostgresSession, is_dead: Callable[[str], bool]) -> Origin:
+    """Migrate the schema, and name the locks of the session after it. See `migrate`.
 
-    def __init__(self, address: Address, use: str) -> None:
-        self._address, self._use = address, use
+    Behind a pooler the migration takes the direct way, if the URL has one: some steps need a session of their own.
+    """
+    address = session.address
+    schema, shown = address.schema, str(address)
+    if session.is_pooled and address.direct is not None:
+        with closing(connect(address, "migration", is_direct=True).raw) as direct:
+            migrate(direct, schema, is_dead, shown=shown)
+    else:
+        migrate(session.raw, schema, is_dead, shown=shown, is_pooled=session.is_pooled)
+    return lead_to_schema(session)
+
+
+class Connection:
+    """A connection that is used by whole functions only, one at a time: in its own thread, or in the caller's.
+
+    `is_unsynced`: its commits do not wait for the disk.
+    """
+
+    def __init__(self, address: Address, use: str, *, is_unsynced: bool = False) -> None:
+        self._address, self._use, self._is_unsynced = address, use, is_unsynced
         self._session: PostgresSession | None = None
         self._using = threading.RLock()
         """Held by whoever uses the session: its thread, or that of the heartbeat."""
@@ -150,7 +169,7 @@ class Connection:
             raise StoreUnavailable(f"{self._address} cannot be opened ({error}); {MORE_THREADS}") from error
         self._thread = thread
         try:
-            await self.hop(configure or _nothing)
+            await self.hop(configure or ask_nothing)
         except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
             self.end()
             raise
@@ -194,6 +213,7 @@ class Connection:
     def _connect(self) -> PostgresSession:
         """Connect anew. Refuse what must not be written: a standby, and what a failover has left behind."""
         session = connect(self._address, self._use)
+        session.is_unsynced = self._is_unsynced
         try:
             origin = lead_to_schema(session)
             if not origin.timeline:
@@ -281,7 +301,7 @@ class Connection:
             self._let_go()
 
 
-def _nothing(_session: PostgresSession) -> None:
+def ask_nothing(_session: PostgresSession) -> None:
     """Ask nothing: to connect is the question."""
 
 

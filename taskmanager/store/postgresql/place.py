@@ -117,15 +117,13 @@ class ServerPlace:
     @contextmanager
     def write(self) -> "Iterator[PostgresSession]":
         """See `Place.write`."""
-        from taskmanager.store.postgresql.connection import connect, lead_to_schema
+        from taskmanager.store.postgresql.connection import connect, to_newest_schema
         from taskmanager.store.postgresql.faults import translate
-        from taskmanager.store.postgresql.schema import migrate
 
         try:
             session = connect(self.address)
             try:
-                migrate(session.raw, self.address.schema, self.is_dead, shown=str(self))
-                lead_to_schema(session)
+                to_newest_schema(session, self.is_dead)
                 yield session
             finally:
                 session.raw.close()

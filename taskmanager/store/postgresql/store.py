@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple
 
 from taskmanager.model.clock import Clock, SystemClock
@@ -11,9 +11,15 @@ from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import Write
 from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.beat import PostgresBeater
-from taskmanager.store.postgresql.connection import Connection, Origin, connect, lead_to_schema, raise_not_open
+from taskmanager.store.postgresql.connection import (
+    Connection,
+    Origin,
+    ask_nothing,
+    raise_not_open,
+    to_newest_schema,
+)
 from taskmanager.store.postgresql.lives import MIN_GRACE_S, SILENCE_S, saying_no_lock
-from taskmanager.store.postgresql.schema import migrate, never_dead
+from taskmanager.store.postgresql.schema import never_dead
 from taskmanager.store.postgresql.session import PostgresSession
 from taskmanager.store.postgresql.watch import Watch
 from taskmanager.store.protocol import CommitReport, InstanceRow
@@ -78,7 +84,7 @@ class PostgresStore(Verbs):
     async def open(self) -> None:
         if self._writer is not None:
             return
-        self._writer = writer = Connection(self.address, "writer")
+        self._writer = writer = self._new_writer()
         # What is no instance reads through the same one.
         self._reader = reader = writer if self._watch is None else Connection(self.address, "reader")
         try:
@@ -94,15 +100,13 @@ class PostgresStore(Verbs):
             raise
         reader.expected = writer.expected
 
+    def _new_writer(self) -> Connection:
+        return Connection(self.address, "writer", is_unsynced=self._is_unsynced)
+
     def _prepare(self, session: PostgresSession) -> None:
-        schema, shown = self.address.schema, str(self.address)
-        if session.is_pooled and self.address.direct is not None:
-            with closing(connect(self.address, "migration", is_direct=True).raw) as direct:
-                migrate(direct, schema, self._is_dead, shown=shown)
-        else:
-            migrate(session.raw, schema, self._is_dead, shown=shown, is_pooled=session.is_pooled)
+        origin = to_newest_schema(session, self._is_dead)
         assert self._writer is not None
-        self._writer.origin = self._writer.expected = lead_to_schema(session)
+        self._writer.origin = self._writer.expected = origin
 
     def work_inline(self) -> None:
         before = self._writer
@@ -111,9 +115,9 @@ class PostgresStore(Verbs):
         reader, self._reader = self._reader, before
         if reader is not None and reader is not before:
             reader.end()  # an instance has never more than three connections
-        inline = Connection(self.address, "writer")
+        inline = self._new_writer()
         inline.expected = before.expected
-        inline.call(_nothing)
+        inline.call(ask_nothing)
         self.end()
         self._writer = inline
 
@@ -140,7 +144,7 @@ class PostgresStore(Verbs):
     async def _write(self, work: Callable[[PostgresSession, *Ts], R], *args: *Ts) -> R:
         if self._writer is None:
             raise_not_open(self.address)
-        found = await (self._writer.hop(_unsynced, work, *args) if self._is_unsynced else self._writer.hop(work, *args))
+        found = await self._writer.hop(work, *args)
         self._tell()
         return found
 
@@ -161,7 +165,7 @@ class PostgresStore(Verbs):
     async def commit(self, writes: Sequence[Write]) -> CommitReport:
         if self._writer is None:
             raise_not_open(self.address)
-        report = await self._writer.hop(self._commit, writes)
+        report = await self._writer.hop(transitions.commit, writes, self._counting)
         self._acknowledge(writes, report)
         return report
 
@@ -175,11 +179,6 @@ class PostgresStore(Verbs):
         while self._recent_count > RECENT:
             self._recent_count -= len(self._recent.popleft())
 
-    def _commit(self, session: PostgresSession, writes: Sequence[Write]) -> CommitReport:
-        if self._is_unsynced:
-            return _unsynced(session, transitions.commit, writes, self._counting)
-        return transitions.commit(session, writes, self._counting)
-
     works_in_thread = True
 
     def begin_commit(
@@ -187,7 +186,7 @@ class PostgresStore(Verbs):
     ) -> Coroutine[Any, Any, CommitReport]:
         if self._writer is None:
             raise_not_open(self.address)
-        return self._told(self._writer.begin(loop, self._commit, writes), writes)
+        return self._told(self._writer.begin(loop, transitions.commit, writes, self._counting), writes)
 
     async def _told(self, commit: "asyncio.Future[CommitReport]", writes: Sequence[Write]) -> CommitReport:
         report = await commit
@@ -236,7 +235,7 @@ class PostgresStore(Verbs):
             return Whereabouts.MOVED
         for each in (writer, reader):
             try:
-                await each.hop(_nothing)
+                await each.hop(ask_nothing)
             except StoreUnavailable:
                 if each.is_another:
                     self._is_failover = each.is_failover
@@ -295,13 +294,9 @@ def _clock_offset_us(session: PostgresSession, clock: Clock) -> int:
     return int(server_us) - (sent_us + clock.now_us()) // 2
 
 
-def _nothing(_session: PostgresSession) -> None:
-    """Ask nothing: to connect is the question."""
-
-
 def _unsynced(session: PostgresSession, work: Callable[[PostgresSession, *Ts], R], *args: *Ts) -> R:
-    session.is_unsynced = True
+    before, session.is_unsynced = session.is_unsynced, True
     try:
         return work(session, *args)
     finally:
-        session.is_unsynced = False
+        session.is_unsynced = before
