@@ -1,15 +1,13 @@
 """`taskmanager copy`: move everything to another database, from a file to a server or back."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 import click
 
-from taskmanager.cli.database import LOCK_PATIENCE_S, LOCK_PAUSE_S
+from taskmanager.cli.database import wait_for_signs
 from taskmanager.cli.options import PlaceName, answer_json, json_option
-from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreError
 from taskmanager.model.escaping import escaped
 from taskmanager.model.wording import counted
@@ -76,7 +74,7 @@ class _Guard:
         for place, session in self._places:
             new = [each for each in instances(session) if each.instance_id not in self._dead]
             if new:
-                _wait_for_signs(place, [each.instance_id for each in new])
+                wait_for_signs(place, [each.instance_id for each in new])
             for each in new:
                 self._judge(place, each)
 
@@ -88,14 +86,6 @@ class _Guard:
                 "alive for a minute on a server; --force copies all the same"
             )
         self._dead.add(each.instance_id)
-
-
-def _wait_for_signs(place: Place, missing: Sequence[str]) -> None:
-    """A living one puts its sign back after somebody has tidied up, and must not look dead meanwhile."""
-    clock = SystemClock()
-    deadline_s = clock.elapsed_s() + LOCK_PATIENCE_S
-    while (missing := [each for each in missing if place.is_missing(each)]) and clock.elapsed_s() < deadline_s:
-        time.sleep(LOCK_PAUSE_S)
 
 
 @contextmanager

@@ -30,21 +30,25 @@ def check_is_there(db: Place) -> None:
 
 @contextmanager
 def read(db: Place, *, patience_s: float = READ_PATIENCE_S) -> Iterator[Session]:
-    """Open the database read-only. Raise `StoreError`, after `patience_s` if another program keeps it to itself.
+    """Open the database read-only, and wait for the signs of its instances.
 
-    If a lock file is missing, wait a second for it: a living instance puts its own back after somebody has tidied up,
-    and must not look dead meanwhile.
+    Raise `StoreError`, after `patience_s` if another program keeps the database to itself.
     """
     check_is_there(db)
     with db.read(patience_s=patience_s) as connection:
-        clock = SystemClock()
-        missing = [each.instance_id for each in instances(connection)]
-        deadline_s = clock.elapsed_s() + LOCK_PATIENCE_S
-        while missing := [each for each in missing if db.is_missing(each)]:
-            if clock.elapsed_s() >= deadline_s:
-                break
-            time.sleep(LOCK_PAUSE_S)
+        wait_for_signs(db, [each.instance_id for each in instances(connection)])
         yield connection
+
+
+def wait_for_signs(db: Place, missing: Sequence[str]) -> None:
+    """Wait a second at most until none of these instances lacks its sign of life.
+
+    A living instance puts its sign back after somebody has tidied up, and must not look dead meanwhile.
+    """
+    clock = SystemClock()
+    deadline_s = clock.elapsed_s() + LOCK_PATIENCE_S
+    while (missing := [each for each in missing if db.is_missing(each)]) and clock.elapsed_s() < deadline_s:
+        time.sleep(LOCK_PAUSE_S)
 
 
 def write(db: Place, work: Callable[[Store], Coroutine[Any, Any, R]]) -> R:
