@@ -15,7 +15,7 @@ from taskmanager.store.place import Finding
 from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.connection import connect
 from taskmanager.store.postgresql.found import look
-from taskmanager.store.postgresql.lives import lock_number
+from taskmanager.store.postgresql.lives import HELD, lock_number
 from taskmanager.store.postgresql.notices import QueueState, queue_state
 from taskmanager.store.postgresql.parts import migrations, parts_of
 from taskmanager.store.postgresql.session import TABLES, PostgresSession
@@ -80,11 +80,7 @@ SELECT s.relname::text, s.n_dead_tup, s.n_live_tup,
 FROM pg_stat_all_tables AS s JOIN pg_class AS c ON c.oid = s.relid
 WHERE s.schemaname = %s AND starts_with(s.relname, 'taskmanager_') ORDER BY s.n_dead_tup DESC
 """
-_HELD: Final = """
-SELECT objid::bigint FROM pg_locks
-WHERE locktype = 'advisory' AND objsubid = 2 AND granted AND classid::bigint = %s
-    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-"""
+_HELD: Final = f"SELECT objid::bigint FROM pg_locks WHERE {HELD} AND classid::bigint = %s"
 
 
 class Settings(NamedTuple):

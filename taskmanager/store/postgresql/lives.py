@@ -40,6 +40,13 @@ FORGET_S: Final = 3 * 3600.0
 _NO_LOCK: Final = '{"has_no_lock":true'
 HAS_NO_LOCK: Final = f"starts_with(live_tasks, '{_NO_LOCK}')"
 """Whether a row says that its instance can hold no lock."""
+HELD: Final = (
+    "locktype = 'advisory' AND objsubid = 2 AND granted"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+"""Whether a row of pg_locks is a lock of this database with two numbers that somebody holds. That of an instance has
+the number of its schema as `classid`, and its own as `objid`.
+"""
 
 
 def saying_no_lock(live_tasks: str | None) -> str:
@@ -149,9 +156,7 @@ class Beats:
 
 _SEEMS_DEAD: Final = """
 SELECT NOT EXISTS (
-    SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted
-        AND classid::bigint = %s AND objid::bigint = %s
-        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    SELECT 1 FROM pg_locks WHERE {held} AND classid::bigint = %s AND objid::bigint = %s
 ) AND coalesce((
     SELECT sent_at FROM {table} WHERE sender_id = %s AND role = 'runner' ORDER BY sent_at DESC LIMIT 1
 ), 0) < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - CASE
@@ -168,6 +173,7 @@ def seems_dead(session: "PostgresSession", instance_id: str) -> bool:
     asked = _SEEMS_DEAD.format(
         table=session.qualified("taskmanager_heartbeats"),
         instances=session.qualified("taskmanager_instances"),
+        held=HELD,
         no_lock=HAS_NO_LOCK,
     )
     lock = session.number & unsigned, lock_number(instance_id) & unsigned

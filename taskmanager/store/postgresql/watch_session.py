@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg import sql
 
-from taskmanager.store.postgresql.lives import HAS_NO_LOCK
+from taskmanager.store.postgresql.lives import HAS_NO_LOCK, HELD
 from taskmanager.store.postgresql.notices import ROW_CHANNELS, channel_of, is_of
 
 _SETTINGS: Final[Mapping[str, str]] = {
@@ -38,9 +38,7 @@ _PLACE: Final = """
 _LOOK: Final = """
     SELECT to_regnamespace({name})::oid::bigint,
         ARRAY(
-            SELECT objid::bigint FROM pg_locks
-            WHERE locktype = 'advisory' AND objsubid = 2 AND granted AND classid::bigint = %(schema_oid)s
-                AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+            SELECT objid::bigint FROM pg_locks WHERE {held} AND classid::bigint = %(schema_oid)s
         ),
         (SELECT coalesce(max(id), 0) FROM {table}),
         ARRAY(
@@ -73,7 +71,8 @@ class WatchSession:
         self._name = '"' + schema.replace('"', '""') + '"'
         self._look = sql.SQL(_LOOK).format(
             name=sql.Literal(self._name), table=sql.Identifier(schema, "taskmanager_heartbeats"),
-            instances=sql.Identifier(schema, "taskmanager_instances"), no_lock=sql.SQL(HAS_NO_LOCK),
+            instances=sql.Identifier(schema, "taskmanager_instances"), held=sql.SQL(HELD),
+            no_lock=sql.SQL(HAS_NO_LOCK),
         )  # fmt: skip
         self._heard_count = 0
         self._ending = threading.Lock()
