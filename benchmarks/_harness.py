@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -256,6 +257,16 @@ def environment(checkout: Path | None = None) -> dict[str, str]:
 def package() -> Path:
     """The package that this process has imported."""
     return Path(str(sys.modules["taskmanager"].__file__)).parent
+
+
+def lacking(*packages: str) -> list[str]:
+    """Return what has to be installed first for a server of its own and these packages."""
+    wanted = [f"pip install {each}" for each in packages if find_spec(each.partition("[")[0]) is None]
+    if not wanted:
+        from tests.servers import find_binaries  # it needs psycopg
+
+        wanted = [] if find_binaries() else ["apt install postgresql"]
+    return [f"Not measured: {each}" for each in wanted]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -9,7 +9,6 @@ Needs a PostgreSQL server and the extra `postgres`.
 """
 
 import asyncio
-import importlib.util
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import psutil
-from _harness import Figures, Line, Options, Part, Watch, database, no_op, percentile, run
+from _harness import Figures, Line, Options, Part, Watch, database, lacking, no_op, percentile, run
 
 from taskmanager import TaskManager
 from taskmanager.model.ids import new_task_id
@@ -204,15 +203,6 @@ LINES: Final = [
 ]
 
 
-def lacking() -> list[str]:
-    """Return what has to be installed first."""
-    if importlib.util.find_spec("psycopg") is None:
-        return ["Not measured: pip install psycopg[binary]"]
-    from tests.servers import find_binaries
-
-    return [] if find_binaries() else ["Not measured: apt install postgresql"]
-
-
 if __name__ == "__main__":
-    notes = lacking()
+    notes = lacking("psycopg[binary]")
     run(__doc__, __file__, PARTS, [] if notes else LINES, notes)

@@ -12,7 +12,6 @@ Needs a PostgreSQL server, the extra `postgres`, and `pip install asyncpg`.
 
 import asyncio
 import importlib
-import importlib.util
 import json
 import queue
 import threading
@@ -23,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
-from _harness import Figures, Line, Options, Part, Watch, percentile, run
+from _harness import Figures, Line, Options, Part, Watch, lacking, percentile, run
 
 import taskmanager  # noqa: F401  # the harness asks which checkout is measured
 
@@ -374,16 +373,6 @@ LINES: Final = [
 ]
 
 
-def lacking() -> list[str]:
-    """Return what has to be installed first."""
-    wanted = [f"pip install {name}" for name in ("psycopg", "asyncpg") if importlib.util.find_spec(name) is None]
-    if not wanted:
-        from tests.servers import find_binaries
-
-        wanted = [] if find_binaries() else ["apt install postgresql"]
-    return [f"Not measured: {each}" for each in wanted]
-
-
 if __name__ == "__main__":
-    notes = lacking()
+    notes = lacking("psycopg", "asyncpg")
     run(__doc__, __file__, PARTS, [] if notes else LINES, notes)

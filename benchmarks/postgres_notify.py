@@ -10,7 +10,6 @@ Needs a PostgreSQL server and the extra `postgres`.
 """
 
 import asyncio
-import importlib.util
 import selectors
 import threading
 import time
@@ -25,6 +24,7 @@ from _harness import (
     Options,
     Part,
     free_port,
+    lacking,
     percentile,
     run,
     start_part,
@@ -194,15 +194,6 @@ LINES: Final = [
 ]
 
 
-def lacking() -> list[str]:
-    """Return what has to be installed first."""
-    if importlib.util.find_spec("psycopg") is None:
-        return ["Not measured: pip install psycopg[binary]"]
-    from tests.servers import find_binaries
-
-    return [] if find_binaries() else ["Not measured: apt install postgresql"]
-
-
 if __name__ == "__main__":
-    notes = lacking()
+    notes = lacking("psycopg[binary]")
     run(__doc__, __file__, PARTS, [] if notes else LINES, notes)

@@ -10,14 +10,13 @@ Needs a PostgreSQL server and the extra `postgres`.
 """
 
 import asyncio
-import importlib.util
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
-from _harness import Figures, Line, Options, Part, no_op, run
+from _harness import Figures, Line, Options, Part, lacking, no_op, run
 
 from taskmanager import RecoveryConfig, TaskManager
 
@@ -257,15 +256,6 @@ LINES: Final = [
 ]
 
 
-def lacking() -> list[str]:
-    """Return what has to be installed first."""
-    if importlib.util.find_spec("psycopg") is None:
-        return ["Not measured: pip install psycopg[binary]"]
-    from tests.servers import find_binaries
-
-    return [] if find_binaries() else ["Not measured: apt install postgresql"]
-
-
 if __name__ == "__main__":
-    notes = lacking()
+    notes = lacking("psycopg[binary]")
     run(__doc__, __file__, PARTS, [] if notes else LINES, notes)
