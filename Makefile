@@ -82,7 +82,7 @@ typing: venv  ## The public types, as two checkers see them
 	@$(call say,mypy --strict tests/typing/api.py); $(BIN)/mypy --strict tests/typing/api.py
 	@$(call say,basedpyright tests/typing/api.py); $(BIN)/basedpyright --pythonpath $(BIN)/python tests/typing/api.py
 
-test: lint others  ## Everything: style, every Python found, and the full suite with the types last
+test: lint others  ## All but the long tests: style, every Python found, and the full suite with the types last
 	@$(call say,pytest: the full suite); $(BIN)/pytest $(PYTEST_FLAGS) $(ARGS)
 
 # The other Pythons go first, so that the closing line of the full suite is the last line.
