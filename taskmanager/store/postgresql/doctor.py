@@ -15,7 +15,7 @@ from taskmanager.store.place import Finding
 from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.connection import connect
 from taskmanager.store.postgresql.found import look
-from taskmanager.store.postgresql.lives import HELD, lock_number
+from taskmanager.store.postgresql.lives import HELD, lock_number, says_no_lock
 from taskmanager.store.postgresql.notices import QueueState, queue_state
 from taskmanager.store.postgresql.parts import migrations, parts_of
 from taskmanager.store.postgresql.session import TABLES, PostgresSession
@@ -160,11 +160,13 @@ class ServerChecks:
         yield notifications(queue_state(raw))
 
     def of_instances(self, session: "Session", alive: "Sequence[InstanceRow]") -> Iterable[Finding]:
-        """See `Checks.of_instances`: whether each of them holds its lock."""
+        """See `Checks.of_instances`: whether each of them holds its lock. Behind a pooler it can hold none."""
         own = _own(session)
         held = {number for (number,) in _rows(own, _HELD, own.number & 0xFFFF_FFFF)}
-        without = [each for each in alive if lock_number(each.instance_id) & 0xFFFF_FFFF not in held]
-        yield sharing([f"process {each.pid} on {each.hostname}" for each in without])
+        can_hold = [each for each in alive if not says_no_lock(each.live_tasks)]
+        without = [each for each in can_hold if lock_number(each.instance_id) & 0xFFFF_FFFF not in held]
+        names = [f"process {each.pid} on {each.hostname}" for each in without]
+        yield sharing(names, pooled_count=len(alive) - len(can_hold))
 
 
 def _own(session: "Session") -> PostgresSession:
@@ -365,9 +367,10 @@ def notifications(queue: QueueState) -> Finding:
     return Finding("notifications", False, f"{told}, pinned perhaps by {who}", advice)
 
 
-def sharing(without: Sequence[str]) -> Finding:
-    """Check that each living instance holds the lock that proves it."""
-    if not without:
-        return Finding("sharing", True, "every living instance holds its lock")
-    advice = "its session was lost and is made anew, or a pooler without ?direct= stands between; its log says which"
-    return Finding("sharing", False, f"without its lock: {_some(without)}", advice)
+def sharing(without: Sequence[str], *, pooled_count: int = 0) -> Finding:
+    """Check that each living instance holds the lock that proves it. Behind a pooler it can hold none."""
+    if without:
+        advice = "its session was lost and is made anew; its log says why"
+        return Finding("sharing", False, f"without its lock: {_some(without)}", advice)
+    others = f", except {counted(pooled_count, 'instance')} behind a pooler" if pooled_count else ""
+    return Finding("sharing", True, f"every living instance holds its lock{others}")

@@ -55,6 +55,11 @@ def saying_no_lock(live_tasks: str | None) -> str:
     return f"{_NO_LOCK}{'' if said == '}' else ','}{said}"
 
 
+def says_no_lock(live_tasks: str | None) -> bool:
+    """Return whether an instance has said that it can hold no lock."""
+    return (live_tasks or "").startswith(_NO_LOCK)
+
+
 def lock_number(instance_id: str) -> int:
     """Return the second number of an instance's lock, an int4 that every process makes of the same id."""
     return int.from_bytes(hashlib.sha256(instance_id.encode("utf-8", "replace")).digest()[:4], "big", signed=True)

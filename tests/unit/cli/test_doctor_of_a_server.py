@@ -1,7 +1,7 @@
 """`doctor` on a PostgreSQL server: nothing in a sound one, and each fault with what to do about it."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -21,16 +21,15 @@ from taskmanager.store.postgresql.doctor import (
     rights,
     schema,
     server,
+    sharing,
     skew,
     transactions,
 )
 from taskmanager.store.postgresql.notices import QueueState
 from tests.crash.harness import wait_for
+from tests.servers import Cluster, PgBouncer, find_pgbouncer
 from tests.unit.cli.documents import DiagnosisDocument
 from tests.unit.command_line import taskmanager
-
-if TYPE_CHECKING:
-    from tests.servers import Cluster
 
 SOUND = Settings("15.4", 150_004, False, "on", "on", "on", "on", 97, 5, "UTF8", "C", "app", True)
 HOLDER = Holder(42, "report", "ann", "idle in transaction", 3_700.0, 3)
@@ -53,7 +52,7 @@ def findings(url: str) -> dict[str, tuple[str, str | None]]:
 
 
 @pytest.fixture
-def other(cluster: "Cluster") -> Iterator["psycopg.Connection[Any]"]:
+def other(cluster: Cluster) -> Iterator["psycopg.Connection[Any]"]:
     """A session of another program."""
     with psycopg.connect(cluster.url(), application_name="report") as connection:
         yield connection
@@ -64,7 +63,7 @@ def test_doctor_finds_nothing_in_a_sound_schema(made: str) -> None:
     assert findings(made) == {}
 
 
-def test_doctor_of_a_server_names_what_was_dropped(made: str, cluster: "Cluster") -> None:
+def test_doctor_of_a_server_names_what_was_dropped(made: str, cluster: Cluster) -> None:
     """A view of ours that is gone is made anew by `migrate`."""
     cluster.psql(f"DROP VIEW {made.rpartition('=')[2]}.taskmanager_pending")
     assert findings(made)["schema"][0] == "version 3 without view taskmanager_pending"
@@ -72,7 +71,7 @@ def test_doctor_of_a_server_names_what_was_dropped(made: str, cluster: "Cluster"
     assert findings(made) == {}
 
 
-def test_doctor_of_a_server_names_the_rights_a_role_lacks(made: str, cluster: "Cluster") -> None:
+def test_doctor_of_a_server_names_the_rights_a_role_lacks(made: str, cluster: Cluster) -> None:
     """A reader's role is told what an application would need."""
     name = made.rpartition("=")[2]
     cluster.psql(f"CREATE ROLE {name}_reader LOGIN; GRANT USAGE ON SCHEMA {name} TO {name}_reader")
@@ -84,7 +83,7 @@ def test_doctor_of_a_server_names_the_rights_a_role_lacks(made: str, cluster: "C
 
 
 def test_doctor_of_a_server_names_who_keeps_others_waiting(
-    made: str, cluster: "Cluster", other: "psycopg.Connection[Any]"
+    made: str, cluster: Cluster, other: "psycopg.Connection[Any]"
 ) -> None:
     """An open transaction that holds a lock is named with its process and its application."""
     table = f"{made.rpartition('=')[2]}.taskmanager_queues"
@@ -110,6 +109,18 @@ async def test_doctor_of_a_server_sees_the_locks_of_instances(made: str) -> None
         assert findings(made) == {}
 
 
+@pytest.mark.anyio
+@pytest.mark.skipif(find_pgbouncer() is None, reason="no pgbouncer is installed: apt install pgbouncer")
+async def test_doctor_of_a_server_misses_no_lock_of_a_pooled_instance(made: str, cluster: Cluster) -> None:
+    """Such an instance can hold none, and says so in its row. Whoever looks past the pooler finds nothing wrong."""
+    pooler = PgBouncer(cluster)
+    try:
+        async with TaskManager(pooler.url(made.rpartition("=")[2])):
+            assert findings(made) == {}
+    finally:
+        pooler.destroy()
+
+
 @pytest.mark.parametrize(
     ("found", "name"),
     [
@@ -126,6 +137,7 @@ async def test_doctor_of_a_server_sees_the_locks_of_instances(made: str) -> None
         (dead_rows([DeadRows("taskmanager_tasks", 60_000, 9, None, False)], "on"), "dead rows"),
         (dead_rows([DeadRows("taskmanager_tasks", 0, 9, None, True)], "on"), "dead rows"),
         (dead_rows([], "off"), "dead rows"),
+        (sharing(["process 7 on host"], pooled_count=1), "sharing"),
         (notifications(QueueState(0.5, None, None, None)), "notifications"),
         (notifications(QueueState(0.5, 42, "psql", 9.0)), "notifications"),
     ],
@@ -144,6 +156,6 @@ def test_doctor_of_a_server_is_content_with_what_is_usual() -> None:
         server(SOUND), durability(SOUND), skew(0.1), connections(SOUND), prepared([("young", 3.0)]),
         pooler(Address.of("postgresql://h/d?direct=h:1"), is_pooled=True), rights([("taskmanager_schema", "UPDATE")]),
         dead_rows([DeadRows("taskmanager_tasks", 200, 9, 9_000.0, False)], "on"),
-        notifications(QueueState(0.01, None, None, None)),
+        notifications(QueueState(0.01, None, None, None)), sharing([], pooled_count=2),
     )  # fmt: skip
     assert [each.name for each in well if not each.is_well] == []
