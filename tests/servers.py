@@ -99,6 +99,8 @@ def server_url(
 class _Site:
     """A folder that the programs may use, and the port of one of them."""
 
+    quits_with = signal.SIGQUIT
+
     def __init__(self) -> None:
         # Not below the folders of pytest: nobody but its user can reach those.
         self.folder = Path(tempfile.mkdtemp(prefix="taskmanager-pg-", dir="/tmp"))
@@ -191,7 +193,7 @@ class _Site:
 
     def destroy(self) -> None:
         """End the program at once and remove the folder."""
-        self.end(signal.SIGQUIT)
+        self.end(self.quits_with)
         if self._guard.stdin is not None:
             self._guard.stdin.close()
         self._guard.wait(PATIENCE_S)
@@ -311,6 +313,8 @@ class Cluster(_Site):
 
 class PgBouncer(_Site):
     """A pooler in transaction mode before a cluster, as Debian brings it: it knows no prepared statements."""
+
+    quits_with = signal.SIGKILL  # it heeds no SIGQUIT where the shell that started the tests ignores that
 
     def __init__(self, cluster: Cluster, *users: str) -> None:
         """Make and start one that lets in `users` and `postgres`, all without a password."""
