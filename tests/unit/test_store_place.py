@@ -73,5 +73,5 @@ def test_command_refuses_a_url_without_its_password() -> None:
     """The same for whoever types it, in one line."""
     ran = taskmanager("status", "--db", f"mysql://app:{SECRET}@host/db")
     assert (ran.code, ran.out) == (2, "")
-    assert "not at a mysql:// URL" in ran.err
+    assert "not a mysql:// URL" in ran.err
     assert SECRET not in ran.err
