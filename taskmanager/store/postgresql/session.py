@@ -40,16 +40,13 @@ _OWN: Final = re.compile(rf"(?<![\w.\"'])(taskmanager_(?:{'|'.join((*TABLES, 'js
 """A table, or the function that reads JSON."""
 IDLE_MS: Final = 10_000
 """How long a transaction of ours may stand still before the server ends it: its locks keep others waiting."""
-_PLANS: Final = "".join(
-    f"SET LOCAL {setting}; "
-    for setting in (
-        "plan_cache_mode = force_generic_plan",
-        "enable_hashjoin = off",
-        "enable_mergejoin = off",
-        "enable_seqscan = off",
-        "jit = off",
-    )
-)
+_PLANS: Final = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_seqscan": "off",
+    "jit": "off",
+}
 """How writers have their statements planned: by the indexes that they were written for, whatever the values are.
 
 A planner that knows the values, or hopes for a small table, joins the rows of a batch with all rows of their status: a
@@ -67,7 +64,7 @@ _TOO_LARGE: Final = "54000"
 _UNREPLICATED: Final = "01000"
 _RAISED: Final = "exec_stmt_raise"
 """Where a warning comes from that a trigger has written, which runs at the commit."""
-_CONFIRM: Final = "SELECT pg_logical_emit_message(true, 'taskmanager', ''); "
+_CONFIRM: Final = ", pg_logical_emit_message(true, 'taskmanager', '')"
 
 
 _NO_NUL: Final = "\ufffd"
@@ -118,6 +115,8 @@ class PostgresSession:
         """The oid of the schema, as a signed number of four bytes."""
         self.is_pooled = False
         self.is_unsynced = False
+        self._opening: str | None = None
+        """What begins the transaction that is asked for: it goes to the server with the first statement of it."""
         self._words: dict[str, str] = {}
         self._is_unreplicated = False
         self._is_confirmed = False
@@ -130,6 +129,10 @@ class PostgresSession:
     @property
     def in_transaction(self) -> bool:
         """See `Session.in_transaction`."""
+        return self._opening is not None or self._is_open
+
+    @property
+    def _is_open(self) -> bool:
         return self.raw.info.transaction_status is not TransactionStatus.IDLE
 
     def set_number(self, oid: int) -> None:
@@ -150,14 +153,19 @@ class PostgresSession:
 
     def execute(self, sql: str, values: Values = (), /) -> "psycopg.Cursor[Any]":
         """See `Session.execute`."""
-        return self.raw.execute(cast("Any", self.named(sql)), values)
+        return self.execute_plain(self.named(sql), values)
 
     def execute_plain(self, sql: str, values: Values | None = None, /) -> "psycopg.Cursor[Any]":
-        """Do SQL of PostgreSQL's own, whose tables have their schema. Without values it may be several statements."""
-        return self.raw.execute(cast("Any", sql), values)
+        """Do SQL of PostgreSQL's own, whose tables have their schema."""
+        if self._opening is None:
+            return self.raw.execute(cast("Any", sql), values)
+        with self.raw.pipeline():
+            self._open()
+            return self.raw.execute(cast("Any", sql), values)
 
     def executemany(self, sql: str, rows: Iterable[Values], /) -> object:
         """See `Session.executemany`."""
+        self._open()
         with self.raw.cursor() as cursor:
             cursor.executemany(cast("Any", self.named(sql)), list(rows))
         return None
@@ -165,30 +173,43 @@ class PostgresSession:
     @contextmanager
     def transaction(self, *, is_beside: bool = False) -> Iterator[None]:
         """See `Session.transaction`."""
+        settings = {
+            **_PLANS,
+            "taskmanager.silent": "on",
+            "idle_in_transaction_session_timeout": IDLE_MS,
+            "lock_timeout": LOCK_MS,
+            **({"synchronous_commit": "off"} if self.is_unsynced else {}),
+        }
+        made = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items())
         # What an earlier session has committed may be on this server only, and a commit that has changed nothing would
         # not wait for the standby. So the first one writes something. Whoever finds a row by then may call it saved.
         confirm = "" if self._is_confirmed or self.is_unsynced else _CONFIRM
         lock = "pg_advisory_xact_lock_shared" if is_beside else "pg_advisory_xact_lock"
-        unsynced = "SET LOCAL synchronous_commit = off; " if self.is_unsynced else ""
-        self.execute_plain(
-            f"BEGIN; {_PLANS}SET LOCAL taskmanager.silent = 'on'; {unsynced}"
-            f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_MS}; SET LOCAL lock_timeout = {LOCK_MS}; {confirm}"
-            f"SELECT {lock}({_WRITING}, {self.number})"
-        )
+        self._opening = f"SELECT {made}{confirm}, {lock}({_WRITING}, {self.number})"
         try:
             yield
             self.commit()
         finally:
             self.rollback()
 
+    def _open(self) -> None:
+        """Begin the transaction that is asked for, if that is not done yet."""
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            self.raw.execute("BEGIN")
+            self.raw.execute(cast("Any", opening))
+
     def commit(self) -> None:
         """End the transaction; what it has written stays.
 
         Raises `StoreUnavailable` if the server says that it may not be on the standby: nobody knows then what stays.
         """
+        if self._opening is not None:  # nothing was asked, so there is nothing to be committed
+            return
         self._is_unreplicated = False
-        self.execute_plain("COMMIT")
-        self._is_confirmed = not self._is_unreplicated
+        self.raw.execute("COMMIT")
+        if not self.is_unsynced:  # such a commit waits for no standby, and proves nothing
+            self._is_confirmed = not self._is_unreplicated
         if self._is_unreplicated:
             raise StoreUnavailable(
                 f"{self.address} has committed, and its standby may not have it: whether that stays is not known yet"
@@ -196,8 +217,9 @@ class PostgresSession:
 
     def rollback(self) -> None:
         """End the transaction, if one is open; nothing of it stays."""
-        if not self.raw.closed and self.in_transaction:
-            self.execute_plain("ROLLBACK")
+        self._opening = None
+        if not self.raw.closed and self._is_open:
+            self.raw.execute("ROLLBACK")
 
     def _hear(self, notice: psycopg.errors.Diagnostic) -> None:
         is_raised = notice.source_function == _RAISED
@@ -210,7 +232,7 @@ class PostgresSession:
         if self.in_transaction:
             yield
             return
-        self.execute_plain("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        self.raw.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         try:
             yield
         finally:
@@ -238,7 +260,11 @@ class PostgresSession:
         On each way the thread gives the interpreter away, and waits up to 5 ms until a busy loop hands it back.
         """
         with self.raw.pipeline():
-            sent = [send(self, kind, rows) for kind, rows in batches]
+            self._open()
+            sent = []
+            for kind, rows in batches:
+                sent.append(send(self, kind, rows, expects_all=True))
+                self.raw.pgconn.flush()  # the server writes them while the next ones are put together
         return [sum(cursor.rowcount for cursor in cursors) for cursors in sent]
 
     def storable(self, write: Write) -> Write:
