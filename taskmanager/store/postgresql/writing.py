@@ -36,6 +36,7 @@ NUMBERS: Final = frozenset({"expected_start_count", "is_passed_on", "is_accepted
 )
 """The values that are numbers, in whatever table. All others are texts."""
 _KEY: Final = re.compile(r"ON CONFLICT \(([\w, ]+)\) DO UPDATE")
+_LEFT_ALONE: Final = re.compile(r" ON CONFLICT \([\w, ]+\) DO NOTHING$")
 
 
 class Statement(NamedTuple):
@@ -44,6 +45,8 @@ class Statement(NamedTuple):
     sql: str
     returning: str
     """The same, which returns the ids of what it has changed."""
+    plain: str
+    """The same, which fails where `sql` would leave a row alone because its key is taken. That costs a tenth less."""
     single: tuple[tuple[str, int], ...]
     """Names, each with its place in a row."""
     arrays: tuple[tuple[str, int, bool], ...]
@@ -65,6 +68,7 @@ def statement(kind: Kind, shared: tuple[str, ...]) -> Statement:
     return Statement(
         sql,
         f"{sql} RETURNING id",
+        _LEFT_ALONE.sub("", sql),
         tuple((name, at(name)) for name in shared),
         tuple((name, at(name), name in NUMBERS) for name in bound),
     )
@@ -86,8 +90,13 @@ def write(session: Session, kind: Kind, rows: Sequence[Row], changed_ids: set[st
     return changed
 
 
-def send(session: Session, kind: Kind, rows: Sequence[Row], *, is_asked: bool = False) -> list[Found]:
-    """Send the statements that write these rows. Those that are asked return the ids of what they have changed."""
+def send(
+    session: Session, kind: Kind, rows: Sequence[Row], *, is_asked: bool = False, expects_all: bool = False
+) -> list[Found]:
+    """Send the statements that write these rows. Those that are asked return the ids of what they have changed.
+
+    With `expects_all` they fail where a row is there already that they would leave alone.
+    """
     sent = []
     for part in _without_repetition(kind, rows):
         columns = list(zip(*sorted(part, key=itemgetter(0)), strict=True))
@@ -95,7 +104,8 @@ def send(session: Session, kind: Kind, rows: Sequence[Row], *, is_asked: bool = 
         values: dict[str, Any] = {name: _single(columns[place][0]) for name, place in made.single}
         for name, place, is_number in made.arrays:
             values[name] = (numbers if is_number else texts)(columns[place])
-        sent.append(session.execute(made.returning if is_asked else made.sql, values))
+        sql = made.returning if is_asked else made.plain if expects_all else made.sql
+        sent.append(session.execute(sql, values))
     return sent
 
 
