@@ -9,8 +9,10 @@ import pytest
 from taskmanager.store.postgresql import schema
 from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.connection import connect, lead_to_schema
+from taskmanager.store.postgresql.looks import Looks
 from taskmanager.store.postgresql.session import PostgresSession
 from taskmanager.store.sql import statements as sql
+from tests.servers import Cluster, PgBouncer, find_pgbouncer
 
 HAS_WRITTEN = "SELECT (pg_current_xact_id_if_assigned() IS NOT NULL)::integer"
 """Whether its commit waits for the disk, and for a standby that has to have it."""
@@ -76,6 +78,20 @@ def test_transaction_whose_lock_is_held_by_another_gives_up(
             session.execute("SELECT 1")
     with session.transaction():
         assert session.execute("SELECT 1").fetchone() == (1,)
+
+
+@pytest.mark.skipif(find_pgbouncer() is None, reason="no pgbouncer is installed: apt install pgbouncer")
+def test_snapshot_behind_a_pooler_brings_its_settings(session: PostgresSession, cluster: Cluster) -> None:
+    """The session belongs to somebody else between two transactions, and so would its settings."""
+    pooler = PgBouncer(cluster)
+    try:
+        with Looks(Address.of(pooler.url(session.address.schema)), 0).session(2.0) as look:
+            assert look.is_pooled
+            with look.snapshot():
+                found = [look.execute_plain(f"SHOW {name}").fetchone() for name in ("jit", "lock_timeout")]
+            assert found == [("off",), ("2s",)]
+    finally:
+        pooler.destroy()
 
 
 def test_first_commit_of_a_session_is_a_real_one(session: PostgresSession) -> None:

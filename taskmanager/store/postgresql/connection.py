@@ -68,6 +68,7 @@ def connect(address: Address, use: str = "command", *, is_direct: bool = False) 
         session.is_pooled = pid != raw.info.backend_pid
         if session.is_pooled:
             raw.prepare_threshold = None  # the next transaction may be with another server process
+            session.read_settings = "; SET LOCAL jit = off"
         else:
             session.execute_plain("SET jit = off")  # it takes seconds to compile what is over in a moment
     except BaseException:

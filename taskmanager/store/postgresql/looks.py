@@ -72,10 +72,12 @@ class Looks:
                 return kept
         session = connect(self._address)
         try:
-            if not session.is_pooled:  # behind a pooler the settings would be those of somebody else's session
+            patience = f"lock_timeout = {round(patience_s * 1000)}"
+            if session.is_pooled:  # the session's own settings would be those of somebody else too
+                session.read_settings += f"; SET LOCAL {patience}"
+            else:
                 session.execute_plain(
-                    f"SET default_transaction_read_only = on; SET idle_session_timeout = '{KEPT_S}s';"
-                    f" SET lock_timeout = {round(patience_s * 1000)}"
+                    f"SET default_transaction_read_only = on; SET idle_session_timeout = '{KEPT_S}s'; SET {patience}"
                 )
             lead_to_schema(session)
         except BaseException:

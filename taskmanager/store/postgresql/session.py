@@ -115,6 +115,8 @@ class PostgresSession:
         """The oid of the schema, as a signed number of four bytes."""
         self.is_pooled = False
         self.is_unsynced = False
+        self.read_settings = ""
+        """What a transaction that reads is told, where no setting of the session is kept."""
         self._opening: str | None = None
         """What begins the transaction that is asked for: it goes to the server with the first statement of it."""
         self._words: dict[str, str] = {}
@@ -232,7 +234,7 @@ class PostgresSession:
         if self.in_transaction:
             yield
             return
-        self.raw.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        self.raw.execute(cast("Any", f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY{self.read_settings}"))
         try:
             yield
         finally:
