@@ -171,7 +171,7 @@ async def test_a_key_that_runs_again_keeps_what_a_retry_keeps(
 @pytest.mark.parametrize("is_persisted", [True, False])
 async def test_lists_carry_no_payloads(tmp_path: Path, is_persisted: bool) -> None:
     """Arguments, results and logs may be large: a list loads none of them, wherever the task is; `get` has them."""
-    manager = TaskManager(tmp_path / "tasks.db" if is_persisted else None)
+    manager = TaskManager(tmp_path / "tasks.db" if is_persisted else None, drain_timeout=0)
 
     @manager.task(persist=is_persisted)
     async def work(text: str) -> str:

@@ -58,6 +58,10 @@ def site() -> Site:
     return Site()
 
 
+SOON_S = 0.1
+"""How long the clock waits for a thread that waits for the clock."""
+
+
 @contextmanager
 def opened_soon(site: Site) -> Iterator[None]:
     """Let the thread go on when the loop has had some turns to do something wrong."""
@@ -122,6 +126,7 @@ async def test_branch_that_goes_on_after_its_attempt_calls_no_step(world: World,
 @pytest.mark.parametrize("is_thread", [False, True])
 async def test_timeout_of_a_step_is_an_outcome_that_is_kept(world: World, site: Site, is_thread: bool) -> None:
     """Its thread goes on, and the attempt ends after it. A limit of the caller's own leaves no outcome."""
+    world.virtual.lane_patience_s = SOON_S
     seen: list[str] = []
 
     @world.manager.task(persist=True)
@@ -141,6 +146,7 @@ async def test_timeout_of_a_step_is_an_outcome_that_is_kept(world: World, site: 
 
 async def test_next_try_waits_for_the_thread_of_the_one_before(world: World, site: Site) -> None:
     """Two tries never run side by side, whatever the second one comes to on a clock that jumps."""
+    world.virtual.lane_patience_s = SOON_S
     events: list[str] = []
 
     def slow() -> None:
@@ -194,6 +200,7 @@ async def test_timeout_of_the_task_ends_its_steps(world: World, site: Site, is_t
     handle = job.enqueue()
     while len(site.began) < 2:  # noqa: ASYNC110  # the clock does not wait for a thread to begin
         await asyncio.sleep(0)
+    world.virtual.lane_patience_s = SOON_S
     with pytest.raises(TaskFailed, match="TASK_TIMEOUT"):
         await handle
     await world.advance(30)
