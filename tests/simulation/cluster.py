@@ -115,7 +115,7 @@ class ClusterPresence(Presence):
     let_go = drop
 
     def is_dead(self, instance_id: str) -> bool:
-        return self._lives.is_dead(instance_id)
+        return self._lives.is_dead(instance_id, self._world.now_us / 1_000_000)
 
     def is_missing(self, instance_id: str) -> bool:
         return False

@@ -18,14 +18,14 @@ class Observer:
         self.without_lock: set[str] = set()
         self.now_s = 100.0
         self.deaths = 0
-        assert not self.lives.is_dead(ME)
+        assert not self.lives.is_dead(ME, self.now_s)
 
     def look(self, *, held: bool = False, beats: bool = False, after_s: float = 1.0) -> bool:
         """Whether it is dead after one more look."""
         self.now_s += after_s
         held_numbers, beating = {NUMBER} if held else set(), {ME} if beats else set()
         self.deaths += self.lives.look(self.now_s, held_numbers, beating, self.without_lock)
-        return self.lives.is_dead(ME)
+        return self.lives.is_dead(ME, self.now_s)
 
     def looks_until_dead(self) -> int:
         """How many looks at a free lock of a silent owner it takes."""
@@ -56,9 +56,9 @@ def test_lives_count_from_the_first_question() -> None:
     observer = Observer()
     for _ in range(100):
         observer.look()
-    assert not observer.lives.is_dead("new")
+    assert not observer.lives.is_dead("new", observer.now_s)
     observer.look()
-    assert not observer.lives.is_dead("new")
+    assert not observer.lives.is_dead("new", observer.now_s)
 
 
 def test_lives_take_a_longer_grace_and_no_shorter_one() -> None:
@@ -79,7 +79,7 @@ def test_lives_forget_what_a_lost_session_has_seen() -> None:
     observer = Observer()
     assert observer.looks_until_dead() == 11
     observer.lives.begin()
-    assert not observer.lives.is_dead(ME)
+    assert not observer.lives.is_dead(ME, observer.now_s)
     assert observer.looks_until_dead() == 11
 
 
@@ -89,6 +89,17 @@ def test_lives_do_not_count_time_in_which_nobody_looked() -> None:
     observer.look()
     assert not observer.look(after_s=3600.0)
     assert observer.looks_until_dead() == 10 - MAX_STEP_S
+
+
+def test_lives_call_nobody_dead_while_looks_stall() -> None:
+    """What the last look has seen may be over: the owner holds its lock again, and has started something."""
+    observer = Observer()
+    observer.looks_until_dead()
+    observer.now_s += MAX_STEP_S
+    assert observer.lives.is_dead(ME, observer.now_s)
+    observer.now_s += 0.1
+    assert not observer.lives.is_dead(ME, observer.now_s)
+    assert observer.look(after_s=1.0), "and the next look tells"
 
 
 def test_lives_take_a_dead_one_for_living_that_holds_its_lock_again() -> None:

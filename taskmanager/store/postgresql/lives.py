@@ -126,10 +126,11 @@ class Lives:
                     del self._observed[instance_id]
             return has_died
 
-    def is_dead(self, instance_id: str) -> bool:
-        """Return whether its lock was free and its heart silent for the whole grace.
+    def is_dead(self, instance_id: str, now_s: float) -> bool:
+        """Return whether its lock was free and its heart silent for the whole grace, up to now.
 
         The first question begins the observation. One that started a moment ago holds a lock that no look has seen.
+        When the last look is old, nobody is called dead: whoever was may hold its lock again.
         """
         with self._lock:
             each = self._observed.get(instance_id)
@@ -137,8 +138,10 @@ class Lives:
                 self._observed[instance_id] = _Observed(lock_number(instance_id), self._observed_s, self._grace_s)
                 return False
             each.asked_s = self._observed_s
-            since_s = each.silent_since_s
-            return since_s is not None and self._observed_s - since_s >= each.grace_s
+            since_s, looked_at_s = each.silent_since_s, self._looked_at_s
+            if since_s is None or looked_at_s is None or now_s - looked_at_s > MAX_STEP_S:
+                return False
+            return self._observed_s - since_s >= each.grace_s
 
 
 class Beats:

@@ -150,7 +150,7 @@ class Watch:
 
     def is_dead(self, instance_id: str) -> bool:
         """Return whether its lock was free and its heart silent for the whole grace, as this session has seen."""
-        return self._lives.is_dead(instance_id)
+        return self._lives.is_dead(instance_id, self._clock.elapsed_s())
 
     def is_missing(self, instance_id: str) -> bool:
         """The grace of `is_dead` takes care of that."""
