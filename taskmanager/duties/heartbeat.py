@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Final
 
+from taskmanager.duties.visibility import Visibility
 from taskmanager.engine.engine import Engine
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
@@ -73,14 +74,14 @@ class Rest:
 class Heartbeat:
     """The heartbeat of one instance. Started after the instance is registered, stopped last."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, visibility: Visibility) -> None:
         self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
         self._inbox, self._stall, self._runner = engine.inbox, engine.stall, engine.runner
         self._failing_duties = engine.failing_duties
         self._stop = threading.Event()
         self._rest: Rest | None = None
         self._thread: threading.Thread | None = None
-        self._presence = engine.presence
+        self._presence, self._visibility = engine.presence, visibility
         self._loop_thread = threading.current_thread()
         self._heard_s = self._rested_s = self._clock.elapsed_s()
         config = engine.settings.recovery
@@ -164,13 +165,14 @@ class Heartbeat:
         """
         now_s = self._clock.elapsed_s()
         self._excuse(now_s - self._rested_s - LOOP_PROBE_S, now_s)
-        self._hurry(is_seen=self._presence is None or self._presence.put_back())
+        self._hurry(is_seen=self._presence is None or (self._presence.put_back() and not self._visibility.is_stale()))
         beater.let_go()
         due = [role for role, at in self._due_s.items() if at <= now_s]
         is_blocked = now_s - self._heard_s > self._max_silence_s
         if due and self._beat(beater, [role for role in due if role != "claimer" or not is_blocked]):
             self._due_s.update((role, now_s + self._intervals_s[role]) for role in due)
             self._beaten_s = now_s
+            self._visibility.beaten()
         written_s = self._clock.elapsed_s()
         self._excuse(written_s - now_s, written_s)
         is_open = self._hear_loop() or self.outlives_loop

@@ -13,6 +13,7 @@ from taskmanager.duties.heartbeat import Heartbeat
 from taskmanager.duties.reaper import EXPIRY_INTERVAL_S, Reaper
 from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.retention import Retention
+from taskmanager.duties.visibility import LOOK_S, Visibility
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.outcome import log_judged
 from taskmanager.engine.polling import make_due
@@ -48,7 +49,8 @@ class Supervisor:
         self._store, self._wall_clock, self._writer = engine.store, engine.wall_clock, engine.writer
         self._inbox, self._life, self._free_rows = engine.inbox, engine.life, engine.free_rows
         self._host, self._settings, self._failing_duties = engine.host, engine.settings, engine.failing_duties
-        self.heartbeat = Heartbeat(engine)
+        self._visibility = Visibility(engine)
+        self.heartbeat = Heartbeat(engine, self._visibility)
         config = engine.settings
         self._recovery = Recovery(
             engine.store,
@@ -126,6 +128,9 @@ class Supervisor:
         if self._engine.presence is None:
             return
         config = self._settings.recovery
+        if self._visibility.can_be_lost:
+            self._visibility.begin()
+            self._begin("visibility", LOOK_S, self._visibility.look)
         self.heartbeat.start(on_loop_closed)
         self._begin("reaper", config.check_interval_ms / 1000, self.reaper.run_once)
         self._begin("retention", config.retention_sweep_interval_s, self._retention.run_once, at_once=True)

@@ -105,7 +105,10 @@ class AfterWrite:
     def _start(self, live: LiveTask) -> None:
         """User code runs, unless somebody has asked meanwhile that it should not."""
         if live.cancel_requested_at is None and not self._life.is_stopping:
-            self._life.run(live)
+            if self._dispatcher.is_unseen:
+                self._wait_unseen(live)
+            else:
+                self._life.run(live)
             return
         if live.cancel_requested_at is None:
             self._settlement.release(live)
@@ -113,6 +116,12 @@ class AfterWrite:
             error = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before user code ran")
             self._settlement.end_with_error(live, TaskStatus.CANCELLED, error, None)
         self._life.finish(live)
+
+    def _wait_unseen(self, live: LiveTask) -> None:
+        """Its write took so long that others may take this instance for dead by now. It waits, and its start counts."""
+        self._settlement.wait_unstarted(live)
+        self._writer.mark(live)
+        self._life.enter(live)
 
     def lost(self, live: LiveTask, row: TaskRow | None) -> None:
         """The store holds another truth than the one we wrote on."""
@@ -269,7 +278,7 @@ class AfterWrite:
         if self._dispatcher.is_store_degraded:
             return
         self._dispatcher.is_store_degraded = True
-        is_seen = not self.is_detached()  # else others may run it too
+        is_seen = not (self._dispatcher.is_unseen or self.is_detached())  # else others may run it too
         for live in list(self._live.values()):
             if live.phase is STARTING:
                 is_safe = is_seen and live.definition.requeue_on_interrupt

@@ -77,7 +77,7 @@ class Claimer:
         What starts meanwhile makes room for the next look: a backlog must not keep that from hearing of pauses, cancels
         and deaths.
         """
-        if self._settings.only_enqueues:
+        if self._settings.only_enqueues or self._dispatcher.is_unseen:
             return
         async with self._claiming:
             if await self._claim_due() and self._life.is_up:
@@ -144,7 +144,7 @@ class Claimer:
         if claimed < room:
             return claimed
         if self._life.is_up:
-            better_than = self._dispatcher.worst_priority(name)
+            better_than = queue.worst_priority()
             room = self._window.room_in(queue, for_better=True)
             better, last = await self._claim_up_to(room, name, names, better_than)
             claimed += better
@@ -244,7 +244,9 @@ class Claimer:
         A claim that starts nothing need not wait for the disk.
         """
         dispatcher, queue = self._dispatcher, self._dispatcher.queue(queue_name)
-        if not self._life.is_up or self._life.is_stopping or queue.is_paused or self._writer.degraded_since is not None:
+        if not self._life.is_up or self._life.is_stopping or queue.is_paused:
+            return None
+        if dispatcher.is_unseen or self._writer.degraded_since is not None:
             return None
         by_lane: dict[Lane, set[str]] = {}
         for each in map(self._definitions.__getitem__, names):

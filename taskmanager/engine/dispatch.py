@@ -71,7 +71,7 @@ class Dispatcher:
         """Queues with ready tasks that were paused, or full."""
         self._held_back: list[Source] = []
         """Sources with tasks that may not start as long as the state is `_held_in`."""
-        self._held_in = (False, False, False)
+        self._held_in = (False, False, False, False)
         self.suspect: LiveTask | None = None
         """The task that runs and under which a process has died."""
         self._arrivals, self._entries = count(), count()
@@ -87,6 +87,8 @@ class Dispatcher:
         self._stale_count, self._clean_up_at = 0, STALE_CLEANUP_AT
         self.is_store_degraded = False
         self.is_detached: Callable[[], bool] = bool  # until it is told how to find out: False
+        self.is_unseen = False
+        """Whether the others may take this living instance for dead. Then it starts and claims no stored task."""
         self.pause_count = 0
         """How often a queue was paused or resumed here. What was read from the store before that may be old."""
         self.wants_take: Callable[[], None] = _nobody
@@ -242,15 +244,6 @@ class Dispatcher:
         ready = (live for source in self._sources() for live in source if live.phase is READY)
         return iter(dict.fromkeys((*ready, *self.delays)))
 
-    def worst_priority(self, queue_name: str) -> int | None:
-        """The largest priority number among the ready tasks of a queue."""
-        found = [source.worst_priority() for source in self.queue(queue_name).sources.values()]
-        return max((each for each in found if each is not None), default=None)
-
-    def count_ready(self, queue_name: str, up_to: int) -> int:
-        """How many ready tasks of a queue are as good as this priority, or better; some may have been cancelled."""
-        return sum(source.count_up_to(up_to) for source in self.queue(queue_name).sources.values())
-
     # What starts.
 
     def take(self) -> list[LiveTask]:
@@ -277,7 +270,7 @@ class Dispatcher:
     @property
     def holds_unsafe(self) -> bool:
         """Whether nothing starts that is not safe to repeat."""
-        return self.suspect is not None or self.is_store_degraded
+        return self.suspect is not None or self.is_store_degraded or self.is_unseen
 
     def spare_slots(self, lane: Lane) -> int:
         """The free slots of a lane that no task here waits for."""
@@ -286,7 +279,7 @@ class Dispatcher:
     def start_claimed(self, live: LiveTask) -> bool:
         """Give a task that its claim has started its slots. Return False if something has come between."""
         lane, queue = self.lanes[live.definition.lane], self.queue(live.queue_name)
-        may_start = live.definition.requeue_on_interrupt or not self.holds_unsafe
+        may_start = not self.is_unseen and (live.definition.requeue_on_interrupt or not self.holds_unsafe)
         if not (may_start and queue.is_open and lane.has_room):
             return False
         self.move(live, STARTING)
@@ -347,8 +340,8 @@ class Dispatcher:
         else:
             self._closed[source.queue] = None
 
-    def _hold(self) -> tuple[bool, bool, bool]:
-        return self.suspect is not None, self.is_store_degraded, self.is_detached()
+    def _hold(self) -> tuple[bool, bool, bool, bool]:
+        return self.suspect is not None, self.is_unseen, self.is_store_degraded, self.is_detached()
 
     def _look_again(self) -> None:
         """Put parked sources back into their heaps if their queue is open, or if what held them back has changed."""
@@ -367,7 +360,7 @@ class Dispatcher:
         key = source.key
         is_held_back = self.suspect is not None and (key.needs_store or key.is_suspect)
         waits = self.is_store_degraded and (key.needs_store or (key.is_stored and self.is_detached()))
-        return source.queue.is_open and not (is_held_back or waits)
+        return source.queue.is_open and not (is_held_back or waits or (self.is_unseen and key.is_stored))
 
     def give_back(self, live: LiveTask) -> None:
         """The slot of a task that has ended, or will not start after all."""

@@ -268,7 +268,7 @@ class Life:
     def wants_more(self) -> None:
         """Ask for more rows when a queue runs low, or a batch that was taken over has ended."""
         # Every turn ends here, and seldom is there anything of that.
-        may_want = self._dispatcher.backlogs or self._window.taken_over
+        may_want = (self._dispatcher.backlogs or self._window.taken_over) and not self._dispatcher.is_unseen
         if may_want and not self.wants_claim.is_set() and self._window.wants_more(self.live):
             self.wants_claim.set()
 

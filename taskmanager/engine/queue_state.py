@@ -185,6 +185,15 @@ class QueueState:
         if self.shared_limit is not None:
             self.shared_limit.is_owed = True
 
+    def worst_priority(self) -> int | None:
+        """Return the largest priority number among its ready tasks."""
+        found = [source.worst_priority() for source in self.sources.values()]
+        return max((each for each in found if each is not None), default=None)
+
+    def count_ready(self, up_to: int) -> int:
+        """Count its ready tasks that are as good as this priority, or better. Some may have been cancelled."""
+        return sum(source.count_up_to(up_to) for source in self.sources.values())
+
     @property
     def is_open(self) -> bool:
         """Whether a task of this queue may start now."""

@@ -49,7 +49,7 @@ class MemoryWindow:
         if live.due or live.enqueued_at > now_us:
             return True
         # Where nothing waits for a slot, what fills the memory waits for its time, and must not hold up what can start.
-        worst = self._dispatcher.worst_priority(live.queue_name)
+        worst = queue.worst_priority()
         return worst is not None and live.priority >= worst
 
     def wants_more(self, live: Mapping[str, LiveTask]) -> bool:
@@ -71,12 +71,11 @@ class MemoryWindow:
             return not queue.is_paused and queue.shared_limit.is_worth_a_claim(live, self._dispatcher.lanes)
         if self.room_in(queue, for_better=True) <= 0:
             return False
-        name, half = queue.config.name, self.claimable // 2
-        worst = self._dispatcher.worst_priority(name)
+        half, worst = self.claimable // 2, queue.worst_priority()
         if queue.stored_waiting <= half or worst is None:
             return True
         # Better ones are left than some of those held: they must be here before the turn comes to these.
-        return queue.best_left < worst and self._dispatcher.count_ready(name, queue.best_left) <= max(1, half)
+        return queue.best_left < worst and queue.count_ready(queue.best_left) <= max(1, half)
 
     def surplus(self) -> list[LiveTask]:
         """Tasks that were claimed and cannot start soon, the last in line: for others who can start them."""

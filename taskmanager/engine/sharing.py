@@ -152,9 +152,7 @@ class Sharing:
 
     def _is_idle(self) -> bool:
         """Whether there are slots that nothing here waits for. Beside a suspect nothing is taken over."""
-        if not self._life.is_up or self._dispatcher.suspect is not None or self._dispatcher.is_store_degraded:
-            return False
-        if self._settings.only_enqueues:
+        if not self._life.is_up or self._dispatcher.holds_unsafe or self._settings.only_enqueues:
             return False
         is_batch_over = self._is_at_work and not self._window.taken_over
         if not is_batch_over and self._life.loop.time() < self._next_look_s - EARLY_S:

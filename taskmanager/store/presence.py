@@ -10,6 +10,11 @@ from typing import Final, Protocol
 PUT_BACK_S: Final = 2.0
 """Time in which a living instance has noticed that its proof is gone: several rounds of its heartbeat's thread."""
 
+UNSEEN_S: Final = 3.0
+"""After so long without its lock and without a heartbeat an instance on a server starts nothing, and as long after it
+is seen again. The others take it for dead after ten seconds, and look every second.
+"""
+
 
 class Judge(Protocol):
     """Tells who is dead, for whoever gives their tasks back."""
@@ -59,6 +64,21 @@ class Presence(Judge, Protocol):
         """Whether the proof is out of sight of the others, who may soon take this living instance for dead.
 
         While the store cannot be written either, it starts nothing that the others would start as well.
+        """
+        ...
+
+    @property
+    def unseen_after_s(self) -> float | None:
+        """How long the proof and every heartbeat may be out of sight of the others before this instance starts nothing
+        that they would start as well. That is long before they may take it for dead. None where a proof that is held
+        is always in sight.
+        """
+        ...
+
+    @property
+    def seen_s(self) -> tuple[float, float] | None:
+        """From when until when the proof was held without a break, as far as this instance knows: by the elapsed
+        clock, and the last time only. None where that was never so, or nobody need ask.
         """
         ...
 

@@ -145,7 +145,8 @@ class Oracle:
         is_held = has_suspect and (needs_store or live.crash_count > 0)
         is_paused = dispatcher.queue(live.queue_name).is_paused
         waits = needs_store or (live.is_persisted and dispatcher.is_detached())
-        return not (is_paused or is_held or (dispatcher.is_store_degraded and waits))
+        is_unseen = dispatcher.is_unseen and live.is_persisted
+        return not (is_paused or is_held or is_unseen or (dispatcher.is_store_degraded and waits))
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -180,6 +181,8 @@ def test_dispatch_takes_the_best_over_many_turns(seed: int) -> None:
             world.dispatcher.is_store_degraded = chance.random() < 0.5
         if chance.random() < 0.1:
             world.dispatcher.is_detached = chance.choice([lambda: True, lambda: False])
+        if chance.random() < 0.1:
+            world.dispatcher.is_unseen = chance.random() < 0.5
         assert world.take() == oracle.take()
 
 
@@ -295,6 +298,19 @@ def test_dispatch_holds_back_what_others_run_while_detached() -> None:
     assert world.take() == ["safe to repeat"]
     world.dispatcher.is_store_degraded = False
     assert world.take() == ["needs it"]
+
+
+def test_dispatch_holds_back_what_is_stored_while_unseen() -> None:
+    """The others may take this instance for dead, also when it can write again: they would fail what it has started."""
+    world = World()
+    world.ready("needs it", DEFAULT, priority=1)
+    world.ready("safe to repeat", SAFE)
+    world.ready("memory only", LIGHT)
+    world.dispatcher.is_unseen = True
+    assert world.take() == ["memory only"]
+    assert world.take() == []
+    world.dispatcher.is_unseen = False
+    assert world.take() == ["needs it", "safe to repeat"]
 
 
 def test_a_suspect_runs_apart_from_other_suspects_and_from_what_is_not_safe_to_repeat() -> None:
@@ -457,10 +473,11 @@ async def test_who_waits_for_room_is_woken_by_every_departure() -> None:
 def test_the_worst_of_a_queue_is_known() -> None:
     """What a claim must undercut when memory is full."""
     world = World()
-    assert world.dispatcher.worst_priority("default") is None
+    queue = world.dispatcher.queue("default")
+    assert queue.worst_priority() is None
     for priority, definition in ((30, DEFAULT), (70, LIGHT), (90, of_queue("mail"))):
         world.ready(str(priority), definition, priority=priority)
-    assert world.dispatcher.worst_priority("default") == 70
+    assert queue.worst_priority() == 70
 
 
 # Lending.

@@ -15,6 +15,7 @@ from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.beat import PostgresBeater
 from taskmanager.store.postgresql.connection import Connection
 from taskmanager.store.postgresql.store import PostgresStore
+from taskmanager.store.presence import UNSEEN_S
 from taskmanager.store.protocol import Beat
 from tests.servers import EVERYBODY, Cluster
 from tests.unit.engine_worlds import engine_of, happens
@@ -112,3 +113,48 @@ async def test_instance_without_session_and_store_starts_nothing(cluster: Cluste
         finally:
             cluster.start()
         assert await asyncio.wait_for(asyncio.gather(first, second), 30) == ["first", "second"]
+
+
+async def test_instance_that_was_out_of_sight_starts_when_others_have_looked(cluster: Cluster, schema_url: str) -> None:
+    """Those who call it dead may not have looked since it is back. Its store can be written before."""
+    manager, started_s = TaskManager(schema_url), list[float]()
+
+    @manager.task(persist=True, requeue_on_interrupt=True)
+    async def work() -> None:
+        started_s.append(engine.clock.elapsed_s())
+
+    async with manager:
+        engine = engine_of(manager)
+        assert engine.presence is not None
+        cluster.stop()
+        try:
+            await happens(lambda: engine.dispatcher.is_unseen)
+        finally:
+            cluster.start()
+        handle = work.enqueue()
+        await asyncio.wait_for(handle.saved(), 30)
+        await asyncio.wait_for(handle, 30)
+        assert engine.presence.seen_s is not None
+        assert started_s[0] - engine.presence.seen_s[0] >= UNSEEN_S
+
+
+async def test_instance_whose_sessions_are_ended_goes_on_at_once(cluster: Cluster, schema_url: str) -> None:
+    """As in a restart of the server that takes less than the others need to miss it."""
+    manager = TaskManager(schema_url)
+
+    @manager.task(persist=True)
+    async def work() -> None: ...
+
+    async with manager:
+        engine = engine_of(manager)
+        watch = engine.presence
+        assert watch is not None
+        assert watch.seen_s is not None
+        before_s, _ = watch.seen_s
+        cluster.psql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+        await happens(lambda: watch.put_back() and watch.seen_s is not None and watch.seen_s[0] > before_s)
+        await asyncio.wait_for(work.enqueue(), UNSEEN_S)
+        assert not engine.dispatcher.is_unseen

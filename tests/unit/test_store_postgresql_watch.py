@@ -14,7 +14,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreUnavailable
+from taskmanager.store.postgresql.lives import SILENCE_S
 from taskmanager.store.postgresql.watch import Watch
+from taskmanager.store.presence import UNSEEN_S
 from tests.crash.harness import PATIENCE_S, wait_for
 from tests.servers import Cluster, PgBouncer, find_pgbouncer, server_url
 
@@ -367,6 +369,23 @@ async def test_drop_does_not_wait_for_a_server_that_stands_still(cluster: Cluste
         os.kill(pid, signal.SIGCONT)
 
 
+async def test_watch_knows_until_when_the_others_saw_its_lock(cluster: Cluster, watch_of: Make) -> None:
+    """Up to the last answer of the server to its session. A new session begins a new time."""
+    one = await watch_of("one")
+    began_s = one._clock.elapsed_s()
+    assert (one.seen_s, one.unseen_after_s) == ((began_s, began_s), UNSEEN_S)
+    look(one, after_s=5.0)
+    wait_for(lambda: one.seen_s == (began_s, began_s + 5.0), lambda: repr(one.seen_s))
+    cluster.stop()
+    wait_for(lambda: one.is_detached, lambda: repr(one))
+    one._clock.now_s += 5.0  # type: ignore[attr-defined]  # the clock of this file
+    assert one.seen_s == (began_s, began_s + 5.0)
+    cluster.start()
+    until_it_holds(one)
+    again_s = began_s + 10.0
+    wait_for(lambda: one.seen_s == (again_s, again_s), lambda: repr(one.seen_s))
+
+
 async def test_watch_survives_a_table_that_is_locked(cluster: Cluster, schema: str, watch_of: Make) -> None:
     """A migration may keep it from the heartbeats. Its lock, and what it hears, stay."""
     one, two = await watch_of("one"), await watch_of("two")
@@ -376,6 +395,10 @@ async def test_watch_survives_a_table_that_is_locked(cluster: Cluster, schema: s
         two.tell(["task"], "new")
         wait_for(lambda: one.mark() > 0, lambda: repr(one))
         assert (one.look_count, one.lost_count, one.put_back()) == (1, 0, True)
+        one._clock.now_s += 1.0  # type: ignore[attr-defined]  # the clock of this file
+        one.look_soon()
+        seen_s = one._clock.elapsed_s()
+        wait_for(lambda: one.seen_s == (seen_s - 1.0, seen_s), lambda: f"a refusal is an answer: {one.seen_s}")
     look(one)
 
 
@@ -397,6 +420,7 @@ async def test_watch_has_no_session_behind_a_pooler(cluster: Cluster, watch_of: 
     try:
         one = await watch_of("one", port=pooler.port)
         assert (one.is_pooled, one.put_back(), one.is_detached, one.watch()) == (True, False, False, None)
+        assert (one.seen_s, one.unseen_after_s) == (None, SILENCE_S / 2)
         one.is_known_without_lock = True
         assert one.put_back()
         assert one.changes() != one.changes()

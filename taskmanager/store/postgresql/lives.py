@@ -83,7 +83,7 @@ class Lives:
 
     def __init__(self, grace_s: float = MIN_GRACE_S, silence_s: float = SILENCE_S) -> None:
         self._grace_s = max(grace_s, MIN_GRACE_S)
-        self._silence_s = max(silence_s, self._grace_s)
+        self.silence_s = max(silence_s, self._grace_s)
         self._lock = threading.Lock()
         self._observed: dict[str, _Observed] = {}
         self._observed_s = 0.0
@@ -115,7 +115,7 @@ class Lives:
             self._looked_at_s = now_s
             has_died = False
             for instance_id, each in list(self._observed.items()):
-                each.grace_s = self._silence_s if instance_id in without_lock else self._grace_s
+                each.grace_s = self.silence_s if instance_id in without_lock else self._grace_s
                 if each.number in held:
                     each.silent_since_s = None
                 elif each.silent_since_s is None or instance_id in beating:

@@ -32,6 +32,7 @@ from taskmanager.store.postgresql.bell import Bell
 from taskmanager.store.postgresql.lives import MIN_GRACE_S, SILENCE_S, Beats, Lives, lock_number
 from taskmanager.store.postgresql.notices import Notices
 from taskmanager.store.postgresql.watch_session import WatchSession
+from taskmanager.store.presence import UNSEEN_S
 
 LOOK_S: Final = 1.0
 """How often the locks of the others are looked at."""
@@ -79,6 +80,7 @@ class Watch:
         self._stop = threading.Event()
         self._session: WatchSession | None = None
         self._holds_lock = False
+        self._seen_s: tuple[float, float] | None = None
         self._change_numbers = itertools.count(1)
         self._change_count = 0
         self._heard_s = self._look_at_s = self._tell_at_s = clock.elapsed_s()
@@ -131,6 +133,16 @@ class Watch:
     def is_detached(self) -> bool:
         """Whether the session is away, and the lock with it."""
         return self._session is None
+
+    @property
+    def unseen_after_s(self) -> float:
+        """Behind a pooler only heartbeats are seen, which are seldom, and the others are as patient."""
+        return self._lives.silence_s / 2 if self.is_pooled else UNSEEN_S
+
+    @property
+    def seen_s(self) -> tuple[float, float] | None:
+        """From when until when one unbroken session held the lock: until it was heard of last."""
+        return self._seen_s
 
     def show_life(self) -> None:
         """The lock does that."""
@@ -259,7 +271,7 @@ class Watch:
                 "of the server itself, for the one session that must be its own"
             )
         self.is_pooled = session.is_pooled
-        self._holds_lock = not session.is_pooled and session.take_lock(self._number)
+        self._take_lock(session)
         self._session = session
         self._look_at_s = self._clock.elapsed_s()
         self._told(None)
@@ -330,11 +342,19 @@ class Watch:
             if session.is_over:
                 raise
             logger.debug("the other instances could not be looked at, or not be told something: %s", exc)
+        if self._holds_lock and self._seen_s is not None:  # the server has answered to its session
+            self._seen_s = self._seen_s[0], self._clock.elapsed_s()
+
+    def _take_lock(self, session: WatchSession) -> None:
+        if session.is_pooled or not session.take_lock(self._number):
+            return
+        now_s = self._clock.elapsed_s()
+        self._holds_lock, self._seen_s = True, (now_s, now_s)
 
     def _look(self, session: WatchSession) -> None:
         self._look_at_s = self._clock.elapsed_s() + LOOK_S
-        if not self._holds_lock and not self.is_pooled:
-            self._holds_lock = session.take_lock(self._number)
+        if not self._holds_lock:
+            self._take_lock(session)
         seen = session.look(self._beats.newest_id)
         beating = self._beats.look(seen.latest, seen.newest_id)
         if self._lives.look(self._clock.elapsed_s(), seen.held, beating, seen.without_lock):

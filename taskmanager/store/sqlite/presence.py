@@ -264,6 +264,7 @@ class FilePresence:
 
     is_detached = False
     """A lock is held as long as the process lives, wherever its file is."""
+    unseen_after_s = seen_s = None
 
     def show_life(self) -> None:
         with contextlib.suppress(OSError):

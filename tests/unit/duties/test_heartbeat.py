@@ -12,6 +12,7 @@ import pytest
 
 from taskmanager import RecoveryConfig
 from taskmanager.duties.heartbeat import BLOCKED_AFTER_S, LOOP_PROBE_S, Heartbeat, Rest
+from taskmanager.duties.visibility import Visibility
 from taskmanager.store.sqlite.presence import sign_of_life
 from tests.unit.duties.scene import NOW_US, until
 
@@ -72,7 +73,7 @@ async def test_a_start_that_waited_is_no_loop_that_was_blocked(stage: Any, caplo
     """For the file, or for somebody's lock: the loop was free meanwhile, and a warning would blame the application."""
     scene = await stage()
     scene.duties.heartbeat.stop()
-    heartbeat = Heartbeat(scene.engine)
+    heartbeat = Heartbeat(scene.engine, Visibility(scene.engine))
     scene.clock.pass_s(BLOCKED_AFTER_S + 0.4)
     heartbeat.start(lambda: True)
     heartbeat.stop(10)
@@ -113,7 +114,7 @@ async def test_heart_beats_every_second_while_nobody_sees_that_it_lives(stage: A
     """Where the proof of life is lost, beats are all that the others see: for what runs, until it is put back."""
     scene = await stage()
     scene.duties.heartbeat.stop()
-    heart, beats = Heartbeat(scene.engine), list[str]()
+    heart, beats = Heartbeat(scene.engine, Visibility(scene.engine)), list[str]()
     heart._presence = SimpleNamespace(put_back=lambda: is_seen, show_life=lambda: None)
     beater = SimpleNamespace(beat=lambda them: beats.extend(each.role for each in them), let_go=lambda: None)
 
@@ -143,7 +144,7 @@ class SetBack(threading.Event):
 async def test_a_wall_clock_that_is_set_back_makes_no_heart_stop(stage: Any) -> None:
     """Time-outs of locks go by the wall clock with some C libraries; all hearts of a machine would stop together."""
     scene = await stage()
-    other = Heartbeat(scene.engine)
+    other = Heartbeat(scene.engine, Visibility(scene.engine))
     other._stop = SetBack()
     rounds, pulse = threading.Semaphore(0), other.pulse
 
