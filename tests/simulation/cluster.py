@@ -10,7 +10,8 @@ the server ends every session, or restarts.
 
 The judge of all seeds looks on. It is told of these rules too:
 
-- what an instance has is taken by others only when its lock has been free for the whole grace;
+- what an instance has is taken by others only when its lock has been free for the whole grace, or had been when they
+  looked last; and nothing that it has started since it was out of sight for long;
 - an instance that has been cut off for a while starts no stored task;
 - while nothing is broken, a burst that one host accepts is run by all of them.
 """
@@ -18,16 +19,18 @@ The judge of all seeds looks on. It is told of these rules too:
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from taskmanager import RecoveryConfig
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.record import TaskRow
-from taskmanager.model.states import TERMINAL
+from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.store.postgresql.lives import MIN_GRACE_S, Lives, lock_number
-from taskmanager.store.presence import Presence
+from taskmanager.store.presence import UNSEEN_S, Presence
 from tests.simulation.calls import Calls
 from tests.simulation.checks import Checks
 from tests.simulation.faults import Weather
@@ -38,12 +41,20 @@ from tests.simulation.world import World
 
 HOSTS: Final = 10
 BURST: Final = 60
+BURST_PER_SLOT: Final = 3
+"""Where there are as many slots as tasks, some hosts may come too late for any."""
 CALM_S: Final = 8.0
 FAULTY_S: Final = 30.0
 LOOK_US: Final = 1_000_000
 GRACE_US: Final = round(MIN_GRACE_S * 1_000_000)
+AWAY_S: Final = 30.0
+"""Longer than the server takes to free a lock whose host is silent, and the grace after that."""
+LATE_US: Final = 2_000_000
+"""For how long others may call one dead that is back: until their next look, and what they have begun by then."""
 NOTICE_US: Final = 2_000_000
 """How long it takes an instance to know that it was cut off: until its next look, or its next call."""
+UNSEEN_US: Final = NOTICE_US + round(UNSEEN_S * 1_000_000)
+"""How long after that it may still start what is stored."""
 BEAT_MS: Final = 5_000
 STALE_MS: Final = 60_000
 LATENCY_US: Final = (500, 3_000, 20_000)
@@ -59,6 +70,10 @@ class ClusterPresence(Presence):
         self._beats: dict[tuple[str, str], int] = {}
         self._is_over = False
         self._session: object | None = None
+        self._seen_s: tuple[float, float] | None = None
+        self._held_since_s = 0.0
+
+    unseen_after_s = UNSEEN_S
 
     async def take(self) -> None:
         if self._world.is_cut(self._process):
@@ -89,12 +104,19 @@ class ClusterPresence(Presence):
             return
         if self._session is None:
             self._attach()
-        world.locks.setdefault(self._instance_id, self._session)
-        world.freed_us.pop(self._instance_id, None)
+        self._take_lock()
         beats = world.beats()
         beating = {sender for (sender, role), at in beats.items() if self._beats.get((sender, role)) != at}
         self._beats = beats
         self._lives.look(now_us / 1_000_000, {lock_number(each) for each in world.locks}, beating)
+
+    def _take_lock(self) -> None:
+        world, now_s = self._world, self._world.now_us / 1_000_000
+        if self._instance_id not in world.locks:
+            world.take_lock(self._instance_id, self._session)
+            self._held_since_s = now_s
+        if world.locks[self._instance_id] is self._session:
+            self._seen_s = self._held_since_s, now_s
 
     def put_back(self) -> bool:
         return self._session is not None and self._world.locks.get(self._instance_id) is self._session
@@ -102,6 +124,10 @@ class ClusterPresence(Presence):
     @property
     def is_detached(self) -> bool:
         return self._session is None
+
+    @property
+    def seen_s(self) -> tuple[float, float] | None:
+        return self._seen_s
 
     def show_life(self) -> None:
         """The lock does that."""
@@ -140,6 +166,11 @@ class ClusterChecks(Checks):
         is_silent = holder is not None and world.now_us - holder.last_beat_us >= world.stale_us
         if old.status not in TERMINAL and not world.is_dead(owner) and not is_silent:
             world.fault(f"its lock was not free for the whole grace: {what}")
+        is_living = holder is not None and holder.is_living_as(owner) and not is_silent
+        lost_at = world.lost_at.get(owner)
+        is_late = lost_at is not None and (old.started_at or 0) > lost_at + UNSEEN_US
+        if old.status == TaskStatus.RUNNING and is_late and is_living:
+            world.fault(f"it was started when its lock had been free for long, or since it is back: {what}")
 
 
 class ClusterRuns(Runs):
@@ -162,6 +193,10 @@ class ClusterWorld(World):
         """The sessions that hold the lock of an instance, by its id, as the server knows them."""
         self.freed_us: dict[str, int] = {}
         """When the lock of an instance was freed last, while nobody holds it."""
+        self.back_at: dict[str, int] = {}
+        """When the lock of an instance was taken again that had been free for the whole grace, by the wall clock."""
+        self.lost_at: dict[str, int] = {}
+        """When the lock of an instance was freed last, also if it was taken again: by the wall clock."""
         self.sessions: list[ClusterPresence] = []
         self.cut_us: dict[Process, int] = {}
         super().__init__(seed, folder)
@@ -193,7 +228,19 @@ class ClusterWorld(World):
         return ClusterPresence(self, process, instance_id)
 
     def is_dead(self, instance_id: str) -> bool:
+        """Whether its lock was free for the whole grace, or has just been taken again: others may not have looked."""
+        is_back = self.clock.now_us() - self.back_at.get(instance_id, 0) < LATE_US
+        return is_back or self._was_free_for_long(instance_id)
+
+    def _was_free_for_long(self, instance_id: str) -> bool:
         return self.now_us - self.freed_us.get(instance_id, self.now_us) >= GRACE_US
+
+    def take_lock(self, instance_id: str, session: object) -> None:
+        """A session takes a lock that nobody has."""
+        if self._was_free_for_long(instance_id):
+            self.back_at[instance_id] = self.clock.now_us()
+        self.locks[instance_id] = session
+        self.freed_us.pop(instance_id, None)
 
     def beats(self) -> dict[tuple[str, str], int]:
         """The heartbeats as they stand."""
@@ -206,11 +253,16 @@ class ClusterWorld(World):
     def cut(self, process: Process, seconds: float) -> None:
         """Let nothing through. The server frees the lock when it has heard nothing for long enough."""
         self.log(process, "is cut off for", seconds)
+        self.note_outage(process)
         process.outage_until_us = self.now_us + round(seconds * 1_000_000)
         process.was_out |= seconds * 1_000_000 > GRACE_US / 2
-        self.cut_us[process] = self.now_us
         for instance_id in process.instance_ids:
             self.server_notices(process, instance_id, self.locks.get(instance_id))
+
+    def note_outage(self, process: Process) -> None:
+        """Nothing gets through to a host from now on, if it did until now."""
+        if not self.is_cut(process):
+            self.cut_us[process] = self.now_us
 
     def server_notices(self, process: Process, instance_id: str, session: object | None) -> None:
         """A session has ended, or its host is silent: at once, or after the keepalives of the connection."""
@@ -222,6 +274,7 @@ class ClusterWorld(World):
         if session is not None and self.locks.get(instance_id) is session:
             del self.locks[instance_id]
             self.freed_us[instance_id] = self.now_us
+            self.lost_at[instance_id] = self.clock.now_us()
             for each in list(self.sessions):
                 if each._session is session:
                     each.lose()
@@ -242,16 +295,19 @@ class ClusterScenario(Scenario):
 
     def have_faults(self) -> None:
         world = self._cluster
+        weather, world.weather = world.weather, replace(world.weather, fail_after=0.0)
         for _ in range(HOSTS):
             world.new_process()
         world.run_until(lambda: False, 2.0)
         first, seen = world.processes[0], world.runs.total
-        for _ in range(BURST):
+        burst = max(BURST, BURST_PER_SLOT * HOSTS * world.concurrency)
+        for _ in range(burst):
             first.call(lambda: first.watch(first.jobs["safe"].enqueue(world.next_label(), "sleep:0.7")))
         world.run_until(lambda: False, CALM_S)
         idle = set(world.processes) - {process for each in world.runs._starters.values() for process in each}
-        if idle or world.runs.total - seen < BURST:
-            world.fault(f"a burst of {BURST} was not shared: {sorted(map(repr, idle))} ran nothing of it")
+        if idle or world.runs.total - seen < burst:
+            world.fault(f"a burst of {burst} was not shared: {sorted(map(repr, idle))} ran nothing of it")
+        world.weather = weather
         self._ends_us = world.now_us + round(FAULTY_S * 1_000_000)
         self._act()
         world.run_until(lambda: False, FAULTY_S)
@@ -279,9 +335,9 @@ class ClusterScenario(Scenario):
     def _restart_server(self) -> None:
         world = self._cluster
         world.end_every_session()
-        world.outage_until_us = world.now_us + self._chance.choice((300_000, 2_000_000, 6_000_000))
         for process in world.alive:
-            world.cut_us.setdefault(process, world.now_us)
+            world.note_outage(process)
+        world.outage_until_us = world.now_us + self._chance.choice((300_000, 2_000_000, 6_000_000))
 
     def _kill(self) -> None:
         if (process := self._cluster.one()) is not None:
@@ -301,9 +357,28 @@ class ClusterScenario(Scenario):
             self._cluster.new_process()
 
 
-def play_cluster(seed: int) -> Story:
+class ReturnScenario(ClusterScenario):
+    """One of three hosts is cut off for longer than the grace, is given work all the time, and comes back."""
+
+    def have_faults(self) -> None:
+        world = self._cluster
+        hosts = []
+        for _ in range(3):
+            hosts.append(world.new_process())
+            world.run_until(lambda: False, 0.3)  # so that they do not look at the same moments
+        world.cut(hosts[0], AWAY_S + self._chance.random())
+        for after_us in range(0, round((AWAY_S + 5.0) * 1_000_000), 250_000):
+            world.at(world.now_us + after_us, lambda: self._enqueue_at(hosts[0]))
+        world.run_until(lambda: False, AWAY_S + 10.0)
+
+    def _enqueue_at(self, host: Process) -> None:
+        name = self._chance.choice(("safe", "once", "retried"))
+        host.call(lambda: host.watch(host.jobs[name].enqueue(self._cluster.next_label(), "sleep:0.7")))
+
+
+def play_cluster(seed: int, scenario: Callable[[ClusterWorld], ClusterScenario] = ClusterScenario) -> Story:
     """Run one seed from its first line to its last."""
-    return tell(seed, lambda folder: ClusterWorld(seed, folder), ClusterScenario)
+    return tell(seed, lambda folder: ClusterWorld(seed, folder), scenario)
 
 
 def main() -> int:
