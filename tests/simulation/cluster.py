@@ -195,6 +195,8 @@ class ClusterWorld(World):
         """When the lock of an instance was freed last, while nobody holds it."""
         self.back_at: dict[str, int] = {}
         """When the lock of an instance was taken again that had been free for the whole grace, by the wall clock."""
+        self._taken_us: dict[str, tuple[int, int]] = {}
+        """When the lock of an instance was taken last, and since when it had been free."""
         self.lost_at: dict[str, int] = {}
         """When the lock of an instance was freed last, also if it was taken again: by the wall clock."""
         self.sessions: list[ClusterPresence] = []
@@ -240,7 +242,7 @@ class ClusterWorld(World):
         if self._was_free_for_long(instance_id):
             self.back_at[instance_id] = self.clock.now_us()
         self.locks[instance_id] = session
-        self.freed_us.pop(instance_id, None)
+        self._taken_us[instance_id] = self.now_us, self.freed_us.pop(instance_id, self.now_us)
 
     def beats(self) -> dict[tuple[str, str], int]:
         """The heartbeats as they stand."""
@@ -273,7 +275,9 @@ class ClusterWorld(World):
         """The server ends a session, if it has it still."""
         if session is not None and self.locks.get(instance_id) is session:
             del self.locks[instance_id]
-            self.freed_us[instance_id] = self.now_us
+            taken_us, freed_us = self._taken_us[instance_id]
+            is_unnoticed = self.now_us - taken_us < LOOK_US  # it was held between two looks of the others only
+            self.freed_us[instance_id] = freed_us if is_unnoticed else self.now_us
             self.lost_at[instance_id] = self.clock.now_us()
             for each in list(self.sessions):
                 if each._session is session:
