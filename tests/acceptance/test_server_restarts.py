@@ -95,16 +95,18 @@ async def test_sessions_terminated_in_the_middle_of_commits_double_nothing(
     world.gate.clear()
     running = world.held.enqueue()
     await running.saved()
+    sessions = "pg_stat_activity WHERE application_name LIKE 'taskmanager%'"
     async with world.load():
         await world.some_more()
         for chosen in (1, 2, 3, "ALL", 1, 2, 3, "ALL"):
             which = "" if chosen == "ALL" else f"AND number = {chosen}"
+            await eventually(lambda: server.psql(f"SELECT count(*) FROM {sessions}") == [("3",)])
             ended = server.psql(
                 "SELECT pg_terminate_backend(pid) FROM ("
-                " SELECT pid, row_number() OVER (ORDER BY backend_start) AS number FROM pg_stat_activity"
-                f" WHERE application_name LIKE 'taskmanager%') AS sessions WHERE true {which}"
+                f" SELECT pid, row_number() OVER (ORDER BY backend_start) AS number FROM {sessions}"
+                f") AS numbered WHERE true {which}"
             )
-            assert ended
+            assert len(ended) == (3 if chosen == "ALL" else 1)
             await world.some_more(10)
     assert running.status == "RUNNING"
     await world.stop()
