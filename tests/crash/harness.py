@@ -59,6 +59,17 @@ def rows_of(database: str, sql: str, parameters: Sequence[object] = ()) -> list[
         return session.execute(sql, parameters).fetchall()
 
 
+def change(database: str, sql: str) -> int:
+    """Change rows as a tool does that knows nothing of this library. Return how many."""
+    if "://" not in database:
+        with closing(sqlite3.connect(database, timeout=10)) as connection, connection:
+            return connection.execute(sql).rowcount
+    from taskmanager.store.place import place_at
+
+    with place_at(database).write() as session:
+        return session.execute(sql).rowcount
+
+
 class Site:
     """One database, its journal, and the children that ran on it."""
 

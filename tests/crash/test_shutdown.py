@@ -7,20 +7,21 @@ from typing import Any
 
 import pytest
 
-from tests.crash.harness import Site, killed_at_the_end, wait_for
+from tests.crash.harness import Site, both, killed_at_the_end, wait_for
 
 LONG_S = 30
 SLACK_S = 3.0
 """For the interpreter's own exit, on a machine that is busy."""
 SHORT_DRAIN = {"drain_timeout": 0.2}
 
-# (host, signal, exit code): under `run(main)` both signals are graceful, and end the program after the stop; elsewhere
-# Ctrl-C is asyncio's, SIGTERM the host's.
+# (database, host, signal, exit code): under `run(main)` both signals are graceful, and end the program after the stop;
+# elsewhere Ctrl-C is asyncio's, SIGTERM the host's. A stop writes the same under each, so a server has one of them.
 HOSTS = [
-    pytest.param("run", signal.SIGTERM, -signal.SIGTERM, id="run-sigterm"),
-    pytest.param("run", signal.SIGINT, -signal.SIGINT, id="run-sigint"),
-    pytest.param("plain", signal.SIGINT, -signal.SIGINT, id="plain-sigint"),
-    pytest.param("handler", signal.SIGTERM, 0, id="own-handler-sigterm"),
+    pytest.param("sqlite", "run", signal.SIGTERM, -signal.SIGTERM, id="run-sigterm"),
+    pytest.param("sqlite", "run", signal.SIGINT, -signal.SIGINT, id="run-sigint"),
+    pytest.param("sqlite", "plain", signal.SIGINT, -signal.SIGINT, id="plain-sigint"),
+    pytest.param("sqlite", "handler", signal.SIGTERM, 0, id="own-handler-sigterm"),
+    pytest.param("postgresql", "run", signal.SIGTERM, -signal.SIGTERM, id="on-server", marks=pytest.mark.long),
 ]
 # Rows of the matrix that hold whichever way the task is persisted.
 PERSISTED = [["safe", "running safe", LONG_S, {}], ["once", "running once", LONG_S, {}]]
@@ -44,13 +45,13 @@ def waiting(safe: str, once: str) -> list[list[Any]]:
 
 @pytest.mark.req("PR-12", "PR-13", "PR-14", "PR-17", "PR-18", "PR-19", "PR-20", "PR-21", "PR-22", "PR-23", "PR-24")
 @pytest.mark.req("PR-11", "PR-42", "PR-44", "PR-49", "PR-50", "PR-10", "PR-16", "PR-02", "PR-04", "PR-09")
-@pytest.mark.parametrize(("host", "number", "code"), HOSTS)
+@pytest.mark.parametrize(("database", "host", "number", "code"), HOSTS, indirect=["database"])
 @pytest.mark.parametrize("by", ["persist", "requeue_pending"])
 def test_a_stop_keeps_what_waited_and_requeues_what_may_run_again(
-    tmp_path: Path, host: str, number: int, code: int, by: str
+    tmp_path: Path, database: str, host: str, number: int, code: int, by: str
 ) -> None:
     """Running: requeued with `requeue_on_interrupt`, else INTERRUPTED. Waiting and delayed: always kept. Once each."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     by_manager = by == "requeue_pending"
     enqueue = (BY_MANAGER if by_manager else PERSISTED) + waiting(
         *(("inherit_safe", "inherit") if by_manager else ("safe", "once"))
@@ -68,6 +69,7 @@ def test_a_stop_keeps_what_waited_and_requeues_what_may_run_again(
         "SELECT count(*) FROM taskmanager_tasks WHERE claimed_by_worker_id NOTNULL AND status='PENDING'"
     ) == [(0,)]
     assert not list(tmp_path.glob("*.lock"))
+    assert site.query("SELECT instance_id FROM taskmanager_instances") == []
 
     site.finish(**options)
     assert site.statuses() == dict.fromkeys(kept, "COMPLETED") | {"running once": "INTERRUPTED"}
@@ -83,10 +85,11 @@ def test_a_stop_keeps_what_waited_and_requeues_what_may_run_again(
 
 
 @pytest.mark.req("PR-01", "PR-07", "PR-08", "PR-15", "PR-25")
+@both
 @pytest.mark.parametrize("host", ["run", "handler"])
-def test_without_persistence_nothing_comes_back(tmp_path: Path, host: str) -> None:
+def test_without_persistence_nothing_comes_back(tmp_path: Path, database: str, host: str) -> None:
     """Row 4 of the matrix: lost on restart, but recorded: the running one INTERRUPTED, the waiting ones CANCELLED."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     narrow = {"queue_name": "narrow"}
     enqueue = [
         ["inherit", "running", LONG_S, {}],
@@ -109,9 +112,10 @@ def test_without_persistence_nothing_comes_back(tmp_path: Path, host: str) -> No
 
 
 @pytest.mark.req("PR-39", "PR-40")
-def test_a_task_of_an_unknown_function_waits_until_it_is_known_again(tmp_path: Path) -> None:
+@both
+def test_a_task_of_an_unknown_function_waits_until_it_is_known_again(tmp_path: Path, database: str) -> None:
     """A rename between two deploys loses nothing: left in place, said once in the log, run when it is registered."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     first = site.spawn(enqueue=[["once", "parked", 0, {"delay": DELAY_S}], ["safe", "known", 0, {"delay": DELAY_S}]])
     with killed_at_the_end(first):
         first.until("ready")
@@ -127,9 +131,10 @@ def test_a_task_of_an_unknown_function_waits_until_it_is_known_again(tmp_path: P
 
 
 @pytest.mark.req("PR-58", "PR-21", "PR-59")
-def test_a_grace_that_is_too_short_ends_in_bounded_time_whatever_runs(tmp_path: Path) -> None:
+@both
+def test_a_grace_that_is_too_short_ends_in_bounded_time_whatever_runs(tmp_path: Path, database: str) -> None:
     """Async, thread, process, stubborn: the process is gone within drain + 2 s, each recorded as interrupted."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     safe, once = (
         ("safe", "thread_safe", "process_safe", "stubborn_safe"),
         ("once", "thread_once", "process_once", "stubborn_once"),
@@ -155,9 +160,10 @@ def test_a_grace_that_is_too_short_ends_in_bounded_time_whatever_runs(tmp_path: 
 
 
 @pytest.mark.req("PR-32")
-def test_an_interruption_is_no_failure(tmp_path: Path) -> None:
+@both
+def test_an_interruption_is_no_failure(tmp_path: Path, database: str) -> None:
     """With no retries left it still comes back, at once, with its retries unspent; nothing is logged as an error."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     first = site.spawn(enqueue=[["safe", "last chance", LONG_S, {}]], manager=SHORT_DRAIN)
     with killed_at_the_end(first):
         first.until_starts(1)
@@ -173,9 +179,10 @@ def test_an_interruption_is_no_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("PR-57")
-def test_running_work_gets_the_drain_time_and_its_result_is_kept(tmp_path: Path) -> None:
+@both
+def test_running_work_gets_the_drain_time_and_its_result_is_kept(tmp_path: Path, database: str) -> None:
     """What ends during the drain is a success, whatever lane it is in; nothing else starts meanwhile."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     names = ("safe", "once", "thread_once", "process_once", "memory")
     narrow = {"queue_name": "narrow"}
     enqueue = [[name, name, 0.5, {}] for name in names if name != "once"]
@@ -190,10 +197,11 @@ def test_running_work_gets_the_drain_time_and_its_result_is_kept(tmp_path: Path)
     site.assert_sound()
 
 
+@both
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_cuts_the_drain_short(tmp_path: Path, second: int) -> None:
+def test_a_second_signal_cuts_the_drain_short(tmp_path: Path, database: str, second: int) -> None:
     """Who presses Ctrl-C twice does not want to wait; nothing is lost by it."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     first = site.spawn(enqueue=[["safe", "a", LONG_S, {}], ["once", "b", LONG_S, {}]], manager={"drain_timeout": 30})
     with killed_at_the_end(first):
         first.until_starts(2)

@@ -1,17 +1,16 @@
 """A graph of tasks whose processes are killed at any point: each node ends once, and what it comes to is right.
 
-The judge reads the file by plain `sqlite3` after each death, and the lines that the nodes have noted.
+After each death the judge reads the database, a file by plain `sqlite3`, and the lines that the nodes have noted.
 """
 
 import random
 import signal
-import sqlite3
 from collections import Counter
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.crash.harness import both, change
 from tests.crash.stage import Stage, staged
 
 PROGRAM = """
@@ -65,11 +64,14 @@ def graph() -> "Workflow[int]":
     last = wf.add(total, "last", [told.value, *[each.value for each in parts]]).named("last")
     return wf.output(last)
 
-def dies(inner):
+NODES = "SELECT count(*) FROM taskmanager_workflow_tasks"
+# A server is asked for a claim also where there is nothing to be claimed.
+FREE = "SELECT count(*) FROM taskmanager_tasks WHERE status = 'PENDING' AND claimed_by_worker_id IS NULL"
+
+def dies(inner, what):
     def outer(connection, *args):
         global count
-        found = point and connection.execute("SELECT count(*) FROM taskmanager_workflow_tasks").fetchone()[0]
-        count += bool(found)
+        count += bool(point and connection.execute(what).fetchone()[0])
         if point == f"before {count}":
             os.kill(os.getpid(), signal.SIGKILL)
         report = inner(connection, *args)
@@ -78,8 +80,8 @@ def dies(inner):
         return report
     return outer
 
-transitions.commit = dies(transitions.commit)
-claims.claim = dies(claims.claim)
+transitions.commit = dies(transitions.commit, NODES)
+claims.claim = dies(claims.claim, FREE)
 
 async def main() -> None:
     handle = manager.workflow("w")
@@ -163,10 +165,11 @@ class Deaths:
         self._before = completed(self._stage), now
 
 
+@both
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_kill_at_each_transaction_repeats_no_node_that_has_ended(tmp_path: Path, when: str) -> None:
+def test_kill_at_each_transaction_repeats_no_node_that_has_ended(tmp_path: Path, database: str, when: str) -> None:
     """Each process dies at a later transaction than the one before it did; the last one is left alone."""
-    with staged(tmp_path, PROGRAM) as stage:
+    with staged(tmp_path, PROGRAM, database) as stage:
         deaths = Deaths(stage)
         for number in range(1, 8):
             code = stage.start(f"p{number}", f"{when} {1 + number // 2}", "start").wait(60)
@@ -174,15 +177,17 @@ def test_kill_at_each_transaction_repeats_no_node_that_has_ended(tmp_path: Path,
                 break
             assert code == -signal.SIGKILL, stage.log_of(f"p{number}")
             deaths.judge()
+        assert completed(stage), "all of them died before the first node had ended"
         assert stage.start("last", "", "start").wait(60) == 0, stage.log_of("last")
         deaths.judge()
         judge_end(stage)
 
 
-def test_kill_at_random_points_repeats_no_node_that_has_ended(tmp_path: Path) -> None:
+@both
+def test_kill_at_random_points_repeats_no_node_that_has_ended(tmp_path: Path, database: str) -> None:
     """The signal comes from outside, after a random number of notes."""
     chance = random.Random(11)
-    with staged(tmp_path, PROGRAM) as stage:
+    with staged(tmp_path, PROGRAM, database) as stage:
         deaths = Deaths(stage)
         for number in range(4):
             seen = len(stage.lines())
@@ -197,9 +202,10 @@ def test_kill_at_random_points_repeats_no_node_that_has_ended(tmp_path: Path) ->
         judge_end(stage)
 
 
-def test_processes_share_a_graph(tmp_path: Path) -> None:
+@both
+def test_processes_share_a_graph(tmp_path: Path, database: str) -> None:
     """Each node runs once, in one of them, and all of them hear of the end."""
-    with staged(tmp_path, PROGRAM) as stage:
+    with staged(tmp_path, PROGRAM, database) as stage:
         others = [stage.start(name, "", "wait") for name in ("b", "c")]
         assert stage.start("a", "", "start").wait(60) == 0, stage.log_of("a")
         for name, each in zip(("b", "c"), others, strict=True):
@@ -208,9 +214,10 @@ def test_processes_share_a_graph(tmp_path: Path) -> None:
         assert stage.lines().count(f"result TaskResult(ok={TOTAL})") == 3
 
 
-def test_kill_of_one_process_leaves_its_nodes_to_the_other(tmp_path: Path) -> None:
+@both
+def test_kill_of_one_process_leaves_its_nodes_to_the_other(tmp_path: Path, database: str) -> None:
     """What ran there runs again here; what had ended there is not repeated."""
-    with staged(tmp_path, PROGRAM) as stage:
+    with staged(tmp_path, PROGRAM, database) as stage:
         deaths = Deaths(stage)
         first, second = stage.start("a", "", "start"), stage.start("b", "", "wait")
         stage.until(lambda: len(ran(stage)) >= 4)
@@ -222,25 +229,26 @@ def test_kill_of_one_process_leaves_its_nodes_to_the_other(tmp_path: Path) -> No
         judge_end(stage)
 
 
-def test_task_that_a_tool_has_ended_lets_its_workflow_go_on(tmp_path: Path) -> None:
+@both
+def test_task_that_a_tool_has_ended_lets_its_workflow_go_on(tmp_path: Path, database: str) -> None:
     """It knows nothing of workflows. The recovery loop finds the node, and what follows is what follows of any end."""
-    with staged(tmp_path, PROGRAM) as stage:
+    with staged(tmp_path, PROGRAM, database) as stage:
         process = stage.start("a", "", "start", "late")
         stage.until_noted("started")
-        with closing(sqlite3.connect(stage.database, timeout=10)) as connection, connection:
-            ended = connection.execute(
-                "UPDATE taskmanager_tasks SET status = 'COMPLETED', claimed = 0, result = '{\"ok\":[1,2,3]}',"
-                " completed_at = sent_at + 1, updated_at = sent_at + 1 WHERE task_name = 'fetch'"
-            )
-            assert ended.rowcount == 1
+        ended = (
+            "UPDATE taskmanager_tasks SET status = 'COMPLETED', claimed = 0, result = '{\"ok\":[1,2,3]}',"
+            " completed_at = sent_at + 1, updated_at = sent_at + 1 WHERE task_name = 'fetch'"
+        )
+        assert change(stage.database, ended) == 1
         assert process.wait(60) == 0, stage.log_of("a")
         assert set(ran(stage)) == RAN - {"page"}
         assert f"result TaskResult(ok={TOTAL})" in stage.lines()
 
 
-def test_cancel_by_another_process_ends_what_runs(tmp_path: Path) -> None:
+@both
+def test_cancel_by_another_process_ends_what_runs(tmp_path: Path, database: str) -> None:
     """The one that runs the nodes hears of it by its looks at the file."""
-    with staged(tmp_path, PROGRAM) as stage:
+    with staged(tmp_path, PROGRAM, database) as stage:
         first = stage.start("a", "", "start", "late")
         stage.until_noted("started")
         assert stage.start("b", "", "cancel").wait(60) == 0, stage.log_of("b")
