@@ -1,9 +1,11 @@
 """How fast is a manager on PostgreSQL, beside the same one on a file, and what do waiting rows and history change?
 
 The server is started here, with `fsync` on. The start of each task is committed before it runs, and the clock stops
-when all ends are. `server` is the processor time of all processes of the server. A million rows of a function that
-nobody here knows wait in another queue, or have ended before. Four instances claim from one queue at once, a hundred
-rows each time; every two milliseconds it is looked whether one of them waits for a lock.
+when all ends are. They are all enqueued at once, and then most are written before it is their turn to start; or by a
+hundred callers, each of which waits for its own task, and then a task and its start are one row. `server` is the
+processor time of all processes of the server. A million rows of a function that nobody here knows wait in another
+queue, or have ended before. Four instances claim from one queue at once, a hundred rows each time; every two
+milliseconds it is looked whether one of them waits for a lock.
 
 Needs a PostgreSQL server and the extra `postgres`.
 """
@@ -16,12 +18,12 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 from _harness import Figures, Line, Options, Part, Watch, database, lacking, no_op, percentile, run
 
-from taskmanager import TaskManager
+from taskmanager import Task, TaskManager
 from taskmanager.model.ids import new_task_id
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ COUNT, COUNT_QUICK = 20_000, 4_000
 ROWS, ROWS_QUICK = 1_000_000, 100_000
 CALLS, CALLS_QUICK = 200, 50
 WARM_UP: Final = 300
+CALLERS: Final = 100
 CLAIMED: Final = 100
 CLAIMERS: Final = 4
 SETTINGS: Final = {"shared_buffers": "128MB", "max_wal_size": "4GB"}
@@ -84,7 +87,21 @@ def fill(cluster: "Cluster", status: str, count: int, name: str) -> None:
     cluster.psql("CHECKPOINT")
 
 
-async def tasks(where: str | Path, options: Options, cluster: "Cluster | None" = None) -> Figures:
+async def run_all(noop: Task[[], Any], count: int, callers: int) -> None:
+    """Enqueue so many at once, or by callers that wait for their own."""
+
+    async def caller() -> None:
+        for _ in range(count // callers):
+            await noop.enqueue()
+
+    if callers:
+        await asyncio.gather(*(caller() for _ in range(callers)))
+    else:
+        for _ in range(count):
+            noop.enqueue()
+
+
+async def tasks(where: str | Path, options: Options, cluster: "Cluster | None" = None, callers: int = 0) -> Figures:
     """Run many tasks, when a few have run before."""
     count = options.size(COUNT, COUNT_QUICK)
     manager = TaskManager(where, max_in_memory=count + WARM_UP)
@@ -95,8 +112,7 @@ async def tasks(where: str | Path, options: Options, cluster: "Cluster | None" =
         await manager.join()
         await manager.flush()
         watch, began_s = Watch(), server_s(cluster) if cluster else 0.0
-        for _ in range(count):
-            noop.enqueue()
+        await run_all(noop, count, callers)
         await manager.join()
         await manager.flush()
         figures = dict(watch.figures(count))
@@ -116,12 +132,12 @@ def on_file(options: Options) -> Figures:
         return asyncio.run(tasks(path, options))
 
 
-def on_server(options: Options, status: str = "") -> Figures:
+def on_server(options: Options, status: str = "", callers: int = 0) -> Figures:
     """Run them beside nothing, or beside many rows."""
     with server() as cluster:
         if status:
             fill(cluster, status, options.size(ROWS, ROWS_QUICK), "unknown")
-        return asyncio.run(tasks(cluster.url("jobs"), options, cluster))
+        return asyncio.run(tasks(cluster.url("jobs"), options, cluster, callers))
 
 
 async def claim_all(url: str, number: int, left: list[int]) -> list[float]:
@@ -180,6 +196,7 @@ def claims(options: Options, *, count: int, claimers: int) -> Figures:
 PARTS: Final[dict[str, Part]] = {
     "file": on_file,
     "server": on_server,
+    "callers": partial(on_server, callers=CALLERS),
     "beside waiting rows": partial(on_server, status="PENDING"),
     "beside history": partial(on_server, status="COMPLETED"),
     "one claims": partial(claims, count=0, claimers=1),
@@ -189,6 +206,8 @@ PARTS: Final[dict[str, Part]] = {
 LINES: Final = [
     Line("persisted tasks / on a file", "server", "per_s", "/s", "file"),
     Line("persisted tasks", "server", "per_s", "/s", must=">= 5000"),
+    Line("persisted tasks of a hundred callers", "callers", "per_s", "/s", must=">= 5000"),
+    Line("the server's processes for one of these", "callers", "server_us", "µs"),
     Line("enqueue to saved / on a file", "server", "saved_ms", "ms", "file"),
     Line("the loop's thread / on a file", "server", "loop_us", "µs", "file"),
     Line("all threads / on a file", "server", "process_us", "µs", "file"),
