@@ -26,23 +26,25 @@ _TRANSIENT: Final = {
     "57": "the server, or somebody on it, has ended this; it is tried again",
     "58": "the server's disk reports an error; check the server",
 }
-_BY_WORD: Final = {
-    "password": _TRANSIENT["28"],
-    "pg_hba.conf": _TRANSIENT["28"],
-    "certificate": "check sslmode and sslrootcert, and what the server shows",
-}
-"""What a connection that is refused says in its text alone."""
 _BY_CODE: Final = {
     "25006": "the server can only be read: it is a standby, or was set so; the way to the primary is tried again",
     "25P03": "a transaction stood still for too long, and was ended; it is tried again",
     "25P04": "a transaction took too long, and was ended; it is tried again",
     "42501": "a right is missing; `taskmanager migrate --sql` shows which rights the application's role needs",
     "53100": "the server's disk is full; free some space there",
-    "53300": "the server has no free connection; raise max_connections, or put a pooler before it",
+    "53300": "no connection is free; raise max_connections or the limit of the role, or put a pooler before the server",
     "57014": "the statement was cancelled, perhaps by a statement_timeout; it is tried again",
     "3F000": "the schema is not there any more; restart the application, it makes it anew",
     "42P01": "a table is not there any more; restart the application, it makes that anew",
 }
+_BY_WORD: Final = {
+    "password": _TRANSIENT["28"],
+    "pg_hba.conf": _TRANSIENT["28"],
+    "certificate": "check sslmode and sslrootcert, and what the server shows",
+    "too many c": _BY_CODE["53300"],  # clients already, or connections for a role or a database
+    "connection slots": _BY_CODE["53300"],
+}
+"""What a connection that is refused says in its text alone: the driver has no code for it."""
 
 
 def has_lost_connection(error: psycopg.Error, session: "PostgresSession | None") -> bool:

@@ -1,0 +1,124 @@
+"""A server that runs out of something: the manager says what, waits until there is some again, and loses nothing."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from taskmanager import StoreUnavailable
+from tests.acceptance.server_world import Records, ServerWorld, eventually
+from tests.conftest import NO_SERVER
+from tests.servers import Cluster, find_binaries
+
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
+SCHEMA: Final = "jobs"
+MAX_CONNECTIONS: Final = 20
+REFUSALS: Final = 30
+"""So often the manager is refused before there is room again."""
+LONG_S: Final = 60.0
+OURS: Final = "FROM pg_stat_activity WHERE application_name LIKE 'taskmanager%'"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Cluster]:
+    """A server that only this file uses, with few connections."""
+    if find_binaries() is None:
+        pytest.skip(NO_SERVER)
+    made = Cluster.create()
+    made.set("max_connections", str(MAX_CONNECTIONS))
+    made.restart()
+    yield made
+    made.destroy()
+
+
+@pytest.fixture
+def schema(server: Cluster) -> Iterator[str]:
+    """A schema that only this test has."""
+    yield SCHEMA
+    server.psql(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+
+
+@pytest.fixture
+def app(server: Cluster, schema: str) -> Iterator[str]:
+    """A role with the right to make the schema, and no other."""
+    server.psql("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app")
+    yield server.url(schema, user="app")
+    server.psql(f"ALTER ROLE app NOLOGIN; SELECT pg_terminate_backend(pid) {OURS}")
+    server.psql("DROP OWNED BY app; DROP ROLE app")
+
+
+@pytest.fixture
+def records() -> Iterator[Records]:
+    """What the manager says."""
+    handler = Records()
+    logger = logging.getLogger("taskmanager")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+class Crowd:
+    """Sessions of another program, which takes every connection that it can get. The last ones are for superusers."""
+
+    def __init__(self, server: Cluster) -> None:
+        server.psql("CREATE ROLE crowd LOGIN")
+        self._server = server
+        self._sessions: list[psycopg.Connection[Any]] = []
+
+    def take_all(self) -> None:
+        """Take what is free, then end the sessions of managers, and take theirs before they do."""
+        self._take()
+        while self._server.psql(f"SELECT pg_terminate_backend(pid) {OURS}"):
+            self._take()
+
+    def _take(self) -> None:
+        with suppress(psycopg.OperationalError):
+            while True:
+                self._sessions.append(psycopg.connect(self._server.url(user="crowd")))
+
+    def leave(self) -> None:
+        """Give them back."""
+        for each in self._sessions:
+            each.close()
+        self._sessions.clear()
+
+
+@pytest.fixture
+def crowd(server: Cluster) -> Iterator[Crowd]:
+    """They leave at the end."""
+    made = Crowd(server)
+    yield made
+    made.leave()
+    server.psql("DROP ROLE crowd")
+
+
+def refusals(server: Cluster) -> int:
+    """Return how often somebody has got no connection."""
+    return server.log.read_text(errors="replace").count("remaining connection slots are reserved")
+
+
+async def test_server_without_free_connections_is_waited_for(
+    server: Cluster, schema: str, app: str, crowd: Crowd, records: Records
+) -> None:
+    """However often it is tried, it is said once what is missing, and what to do about it."""
+    world = ServerWorld(app)
+    await world.manager.start()
+    async with world.load():
+        await world.some_more()
+        await asyncio.to_thread(crowd.take_all)
+        before = refusals(server)
+        await eventually(lambda: records.count("connection slots are reserved") >= 1, LONG_S)
+        await eventually(lambda: refusals(server) >= before + REFUSALS, LONG_S)
+        with pytest.raises(StoreUnavailable, match="no connection is free; raise max_connections"):
+            await world.once.enqueue().saved(timeout=0.1)
+        crowd.leave()
+        await world.some_more()
+    await world.stop()
+    world.judge(server, schema)
+    for words in ("the store is unavailable", "the store is back", "could not be made anew so far"):
+        assert records.count(words) == 1, records.told
+    assert len(records.told) == len(set(records.told)), records.told
