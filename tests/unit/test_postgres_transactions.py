@@ -1,6 +1,7 @@
 """How a transaction on a server begins: with its first statement, and in a way that makes the commit mean something."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import psycopg
@@ -12,6 +13,7 @@ from taskmanager.store.postgresql.connection import connect, lead_to_schema
 from taskmanager.store.postgresql.looks import Looks
 from taskmanager.store.postgresql.session import PostgresSession
 from taskmanager.store.sql import statements as sql
+from tests.crash.harness import wait_for
 from tests.servers import Cluster, PgBouncer, find_pgbouncer
 
 HAS_WRITTEN = "SELECT (pg_current_xact_id_if_assigned() IS NOT NULL)::integer"
@@ -78,6 +80,38 @@ def test_transaction_whose_lock_is_held_by_another_gives_up(
             session.execute("SELECT 1")
     with session.transaction():
         assert session.execute("SELECT 1").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_transaction_sees_what_the_one_before_it_has_committed(session: PostgresSession, isolation: str) -> None:
+    """Also where a snapshot is the default: that would be taken before the lock is there, and show what was so then."""
+    session.raw.execute(f"SET default_transaction_isolation = '{isolation}'".encode())
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+
+    def count() -> tuple[object, ...] | None:
+        with session.transaction():
+            return session.execute("SELECT count(*) FROM taskmanager_queues").fetchone()
+
+    with psycopg.connect(session.raw.info.dsn) as other, ThreadPoolExecutor(1) as thread:
+        other.execute("SELECT pg_advisory_xact_lock(%s, %s)", (0x7461736B, session.number))
+        other.execute(session.named("INSERT INTO taskmanager_queues (queue_name, paused_at) VALUES ('q', 1)").encode())
+        found = thread.submit(count)
+        wait_for(lambda: other.execute(waits, (session.raw.info.backend_pid,)).fetchone() == (1,), lambda: "no wait")
+        other.commit()
+        assert found.result() == (1,)
+
+
+def test_transaction_that_is_broken_off_logs_nothing_of_the_driver(
+    session: PostgresSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error is raised, and whoever hears it does the transaction again. A warning for each would fill the log."""
+    with pytest.raises(psycopg.errors.DivisionByZero), session.transaction(), session._pipelined():
+        session._open()
+        failing = session.raw.execute("SELECT 1 / 0")
+        session.raw.execute("SELECT 1")
+        failing.fetchone()
+    assert not caplog.records
+    assert not session.in_transaction
 
 
 @pytest.mark.skipif(find_pgbouncer() is None, reason="no pgbouncer is installed: apt install pgbouncer")

@@ -28,6 +28,8 @@ _TRANSIENT: Final = {
 }
 _BY_CODE: Final = {
     "25006": "the server can only be read: it is a standby, or was set so; the way to the primary is tried again",
+    "26000": "the session has lost what it had prepared; it is made anew",
+    "42P05": "the session has prepared that already; it is made anew",
     "25P03": "a transaction stood still for too long, and was ended; it is tried again",
     "25P04": "a transaction took too long, and was ended; it is tried again",
     "42501": "a right is missing; `taskmanager migrate --sql` shows which rights the application's role needs",

@@ -56,6 +56,11 @@ LOCK_MS: Final = 3_000
 """How long a transaction of ours waits for a row that another program holds. Whoever must write alone waits for ours,
 and everybody else behind that one: so it is given up, and done again when these were let in.
 """
+_BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
+"""Each statement sees what was committed before it. Whatever the server or the role has as its default: a transaction
+with one snapshot takes that before it gets the lock, so it would decide by what was so before the one that it has
+waited for.
+"""
 _WRITING: Final = 0x7461736B
 """The first half of the lock that writers take; the second is the schema."""
 _GUILTY_CLASSES: Final = frozenset({"22", "23"})
@@ -161,7 +166,7 @@ class PostgresSession:
         """Do SQL of PostgreSQL's own, whose tables have their schema."""
         if self._opening is None:
             return self.raw.execute(cast("Any", sql), values)
-        with self.raw.pipeline():
+        with self._pipelined():
             self._open()
             return self.raw.execute(cast("Any", sql), values)
 
@@ -194,11 +199,31 @@ class PostgresSession:
         finally:
             self.rollback()
 
+    @contextmanager
+    def _pipelined(self) -> Iterator[None]:
+        """Send what follows without waiting for its answers in between. The first error is raised.
+
+        It must not leave the pipeline itself: the driver would log a warning of its own, each time that the server
+        breaks a transaction off.
+        """
+        fault: psycopg.Error | None = None
+        try:
+            with self.raw.pipeline():
+                try:
+                    yield
+                except psycopg.Error as error:
+                    fault = error
+        except psycopg.Error:
+            if fault is None:
+                raise
+        if fault is not None:
+            raise fault
+
     def _open(self) -> None:
         """Begin the transaction that is asked for, if that is not done yet."""
         opening, self._opening = self._opening, None
         if opening is not None:
-            self.raw.execute("BEGIN")
+            self.raw.execute(_BEGIN)
             self.raw.execute(cast("Any", opening))
 
     def commit(self) -> None:
@@ -261,7 +286,7 @@ class PostgresSession:
 
         On each way the thread gives the interpreter away, and waits up to 5 ms until a busy loop hands it back.
         """
-        with self.raw.pipeline():
+        with self._pipelined():
             self._open()
             sent = []
             for kind, rows in batches:
