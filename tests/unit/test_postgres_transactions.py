@@ -105,11 +105,16 @@ def test_transaction_that_is_broken_off_logs_nothing_of_the_driver(
     session: PostgresSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The error is raised, and whoever hears it does the transaction again. A warning for each would fill the log."""
-    with pytest.raises(psycopg.errors.DivisionByZero), session.transaction(), session._pipelined():
-        session._open()
-        failing = session.raw.execute("SELECT 1 / 0")
-        session.raw.execute("SELECT 1")
-        failing.fetchone()
+
+    def divide() -> None:
+        with session.transaction(), session._pipelined():
+            session._open()
+            failing = session.raw.execute("SELECT 1 / 0")
+            session.raw.execute("SELECT 1")
+            failing.fetchone()
+
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        divide()
     assert not caplog.records
     assert not session.in_transaction
 
