@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
+import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -17,6 +20,9 @@ from tests.servers import Cluster, find_binaries
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 SCHEMA: Final = "jobs"
 MAX_CONNECTIONS: Final = 20
+DISK_MB: Final = 64
+FAILURES: Final = 10
+"""So often a commit fails before there is room again."""
 REFUSALS: Final = 30
 """So often the manager is refused before there is room again."""
 LONG_S: Final = 60.0
@@ -120,5 +126,93 @@ async def test_server_without_free_connections_is_waited_for(
     await world.stop()
     world.judge(server, schema)
     for words in ("the store is unavailable", "the store is back", "could not be made anew so far"):
+        assert records.count(words) == 1, records.told
+    assert len(records.told) == len(set(records.told)), records.told
+
+
+class SmallDisk:
+    """A file system in memory that takes the place of one folder, and can be filled."""
+
+    def __init__(self, folder: Path) -> None:
+        owner = folder.stat()
+        options = f"size={DISK_MB}m,mode=700,uid={owner.st_uid},gid={owner.st_gid}"
+        command = ["mount", "-t", "tmpfs", "-o", options, "taskmanager-test", folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+        self.folder, self._filler = folder, folder / "filler"
+
+    def fill(self) -> None:
+        """Leave nothing."""
+        found = os.statvfs(self.folder)
+        with self._filler.open("xb") as filler:
+            os.posix_fallocate(filler.fileno(), 0, found.f_bavail * found.f_frsize)
+
+    def empty(self) -> None:
+        """Make room."""
+        self._filler.unlink()
+
+    def unmount(self) -> None:
+        """The server has ended."""
+        subprocess.run(["umount", self.folder], check=True)
+
+
+def moved(server: Cluster, name: str) -> SmallDisk:
+    """Move a folder of the data to a small disk, while the server is down."""
+    server.stop()
+    folder = server.data / name
+    old = folder.with_name(f"{name}.old")
+    folder.rename(old)
+    folder.mkdir()
+    os.chown(folder, old.stat().st_uid, old.stat().st_gid)
+    disk = SmallDisk(folder)
+    subprocess.run(["cp", "-a", f"{old}/.", folder], check=True)
+    server.start()
+    return disk
+
+
+@pytest.fixture
+def small() -> Iterator[Cluster]:
+    """A server of its own, which keeps little of its log. Mounting needs the rights of root."""
+    if find_binaries() is None:
+        pytest.skip(NO_SERVER)
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small disk")
+    made = Cluster.create()
+    made.set("wal_keep_size", "0")
+    made.set("max_wal_size", "32MB")
+    yield made
+    made.destroy()
+
+
+@pytest.fixture
+def disk(small: Cluster, request: pytest.FixtureRequest) -> Iterator[SmallDisk]:
+    """The disk on which its tables are, or its log."""
+    made = moved(small, request.param)
+    yield made
+    small.stop("immediate")
+    made.unmount()
+
+
+@pytest.mark.parametrize("disk", ["base", "pg_wal"], indirect=True)
+async def test_server_whose_disk_is_full_is_waited_for(small: Cluster, disk: SmallDisk, records: Records) -> None:
+    """Where tables cannot grow, each commit fails. Where the log cannot, the server panics, and somebody starts it."""
+    world = ServerWorld(small.url(SCHEMA))
+    await world.manager.start()
+    async with world.load():
+        await world.some_more()
+        await asyncio.to_thread(disk.fill)
+        await eventually(lambda: records.count("the server's disk is full; free some space there") == 1, LONG_S)
+        if disk.folder.name == "pg_wal":
+            await eventually(lambda: not small.is_running, LONG_S)
+        else:
+            await eventually(lambda: small.log.read_text(errors="replace").count("No space left") >= FAILURES, LONG_S)
+        disk.empty()
+        if not small.is_running:
+            await asyncio.to_thread(small.start)
+        await world.some_more()
+    await world.stop()
+    world.judge(small, SCHEMA)
+    for words in ("the store is unavailable", "the store is back", "the server's disk is full"):
         assert records.count(words) == 1, records.told
     assert len(records.told) == len(set(records.told)), records.told
