@@ -338,6 +338,7 @@ class TwoInstances(RuleBasedStateMachine):
 
 # The other Pythons and `make quick` leave the server out, as they do in the contract suite.
 @pytest.mark.req("PR-36", "PR-37", "PR-38", "HB-21", "DS-060")
+@pytest.mark.timeout(600)  # the thorough profile has 400 examples
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def test_two_instances_lose_nothing_and_undo_nothing(request: pytest.FixtureRequest, kind: str) -> None:
     """The two are two stores of one file, or two stores of one schema."""
