@@ -130,6 +130,32 @@ async def test_server_without_free_connections_is_waited_for(
     assert len(records.told) == len(set(records.told)), records.told
 
 
+@pytest.fixture
+def without_notices(server: Cluster) -> Iterator[Cluster]:
+    """A server that refuses each notice, as one does whose queue of notices is full."""
+    server.psql("REVOKE EXECUTE ON FUNCTION pg_notify(text, text) FROM PUBLIC")
+    yield server
+    server.psql("GRANT EXECUTE ON FUNCTION pg_notify(text, text) TO PUBLIC")
+
+
+async def test_server_that_refuses_notices_costs_no_commit(
+    without_notices: Cluster, schema: str, app: str, records: Records
+) -> None:
+    """Instances that hear nothing of each other poll. The session that would have notified is kept."""
+    one, two = ServerWorld(app), ServerWorld(app)
+    await one.manager.start()
+    await two.manager.start()
+    async with one.load(), two.load():
+        await asyncio.gather(one.some_more(300), two.some_more(300))
+    await one.stop()
+    await two.stop()
+    assert "permission denied for function pg_notify" in without_notices.log.read_text(errors="replace")
+    assert not records.told
+    one.starts.update(two.starts)
+    one.saved |= two.saved
+    one.judge(without_notices, schema)
+
+
 class SmallDisk:
     """A file system in memory that takes the place of one folder, and can be filled."""
 
