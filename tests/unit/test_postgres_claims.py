@@ -10,7 +10,8 @@ import pytest
 from taskmanager.model.record import TaskRow
 from taskmanager.rules.claims import Room, Starting, started
 from taskmanager.store.postgresql import claims
-from tests.contract.rows import ME, OTHER, task
+from taskmanager.store.postgresql.session import _PLANS
+from tests.contract.rows import ME, OTHER, task, wants
 from tests.unit.postgres_sessions import Connected, other, session
 
 __all__ = ["other", "session"]  # fixtures
@@ -56,6 +57,24 @@ def test_postgres_claim_locks_no_row_that_it_does_not_take(session: Connected, o
     assert ids(other.take(1)) == ["t1"]
     assert ids(session.take(9)) == ["t2", "t3"]
     assert ids(session.take(9, task_names=["app:unknown"])) == ["unknown"]
+
+
+@pytest.mark.parametrize("statement", [claims.READY, claims.SLEPT, claims.BY_FUNCTION, claims.OF_OTHERS])
+def test_postgres_claim_looks_each_row_up_by_its_key(session: Connected, statement: str) -> None:
+    """Also where nothing was free when the table was analyzed. An index of free rows would be read whole for each row,
+    with all that was taken from it while another program has a transaction open.
+    """
+    session.put(*(task(f"t{number}", status="COMPLETED", completed_at=1) for number in range(2_000)))
+    session.execute("ANALYZE taskmanager_tasks")
+    session.put(*(task(f"new{number}") for number in range(30)))
+    session.execute("BEGIN")
+    for name, value in _PLANS.items():
+        session.execute(f"SET LOCAL {name} = '{value}'")
+    given = claims._given(wants(), 10) | {"due_at": 1_000}
+    plan = [line for (line,) in session.execute(f"EXPLAIN (COSTS OFF) {statement}", given).fetchall()]
+    session.execute("ROLLBACK")
+    locking = next(number for number, line in enumerate(plan) if "LockRows" in line)
+    assert "using taskmanager_tasks_pkey" in plan[locking + 1], "\n".join(plan)
 
 
 @pytest.mark.parametrize("seed", range(5))
