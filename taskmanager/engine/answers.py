@@ -27,7 +27,8 @@ def _is_ours(live: LiveTask, row: TaskRow, listener: "WriterListener") -> bool:
     if live.is_unconfirmed:
         # Any other row is an earlier task of the key, also one that reads like what was sent.
         return found in live.saving.in_doubt and row.sent_at == live.sent_at
-    if live.saving.is_written_anew:
+    # What was in doubt at a failover may have arrived before it.
+    if live.saving.is_written_anew and found not in live.saving.in_doubt:
         return live.has_overtaken(row) and _is_left_to_us(live, row, listener)
     # Of a row that cannot be read the count is a guess, by which no write would ever win.
     is_as_known = found == live.saving.committed and not isinstance(row, UnreadableRow)

@@ -738,6 +738,25 @@ async def test_a_close_writes_everything_first() -> None:
         assert await store.counts() | {TaskStatus.PENDING: 2, TaskStatus.FAILED: 1} == await store.counts()
 
 
+async def test_start_that_had_arrived_before_a_failover_is_recognised() -> None:
+    """Its answer was lost with the server, and the start was taken back. The new server has it, and it counts."""
+    store, live = Store("arrive fail"), new_live(task_id="a")
+    start(live)
+    async with a_writer(store) as (writer, listener):
+
+        def fail_over(_: StoreError) -> None:
+            live.status, live.started_at, live.start_count = TaskStatus.PENDING, None, 0
+            writer.lose_everything_committed([live])
+
+        listener.degraded = fail_over  # type: ignore[method-assign]
+        writer.mark(live)
+        await writer.flush()
+        assert [heard[0] for heard in listener.heard] == ["restored", "committed"]
+        row = await store.fetch("a")
+        assert row is not None
+        assert (row.status, row.start_count, live.start_count) == ("PENDING", 1, 1)
+
+
 async def test_a_new_file_gets_everything_that_lives() -> None:
     """What was committed to the old one is inserted again."""
     store = Store()
