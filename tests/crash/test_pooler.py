@@ -162,6 +162,8 @@ def test_pooled_instance_uses_the_direct_address_for_its_lock(site: Site, pooler
     locks = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = '{site.schema}'::regnamespace"
     wait_for(lambda: site.cluster.psql(locks) == [("1",)], lambda: site.said("one"), PATIENCE_S)
     assert "a pooler" not in site.said("one")
-    [(said,)] = site.cluster.psql(f"SELECT live_tasks FROM {site.schema}.taskmanager_instances")
+    asked = f"SELECT live_tasks FROM {site.schema}.taskmanager_instances WHERE live_tasks IS NOT NULL"
+    wait_for(lambda: bool(site.cluster.psql(asked)), lambda: site.said("one"), PATIENCE_S)
+    [(said,)] = site.cluster.psql(asked)
     assert "has_no_lock" not in json.loads(said)
     assert any(name.startswith("taskmanager watch:") for (name,) in site.cluster.psql(NAMES))
