@@ -3,13 +3,18 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
 
 from taskmanager import TaskManager, TaskManagerError, current_task
-from tests.servers import Cluster
+from tests.conftest import NO_SERVER
+from tests.servers import Cluster, find_binaries
 
 PATIENCE_S = 30.0
+OURS = "FROM pg_stat_activity WHERE application_name LIKE 'taskmanager%'"
+"""The sessions of managers."""
 PER_BURST = 5
 BURST_S = 0.02
 WAITING = 300
@@ -112,6 +117,49 @@ class Records(logging.Handler):
     def count(self, words: str) -> int:
         """Return how many of them have these words."""
         return sum(words in each for each in self.told)
+
+
+@contextmanager
+def hearing(*names: str) -> Iterator[Records]:
+    """Hear what these loggers say; the manager, if none is named."""
+    handler, loggers = Records(), [logging.getLogger(name) for name in names or ("taskmanager",)]
+    for each in loggers:
+        each.addHandler(handler)
+    yield handler
+    for each in loggers:
+        each.removeHandler(handler)
+
+
+@contextmanager
+def server_of_its_own() -> Iterator[Cluster]:
+    """A server that only one file of tests uses."""
+    if find_binaries() is None:
+        pytest.skip(NO_SERVER)
+    made = Cluster.create()
+    yield made
+    made.destroy()
+
+
+@contextmanager
+def schema_of_its_own(server: Cluster, name: str) -> Iterator[str]:
+    """A schema that only one test has. It is not made, and is dropped afterwards."""
+    yield name
+    server.psql(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+
+
+@contextmanager
+def app_of_its_own(server: Cluster, schema: str) -> Iterator[str]:
+    """A role `app` with the right to make the schema, and no other. What is set for it concerns the manager only."""
+    server.psql("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app")
+    yield server.url(schema, user="app")
+    server.psql("ALTER ROLE app NOLOGIN")
+    terminate(server)
+    server.psql("DROP OWNED BY app; DROP ROLE app")
+
+
+def terminate(server: Cluster) -> None:
+    """End all sessions of managers."""
+    server.psql(f"SELECT pg_terminate_backend(pid) {OURS}")
 
 
 async def eventually(is_so: Callable[[], object], within_s: float = PATIENCE_S) -> None:

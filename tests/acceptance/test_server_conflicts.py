@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import logging
 import re
 import threading
 from collections import Counter
@@ -13,53 +12,48 @@ from typing import Final
 import psycopg
 import pytest
 
-from tests.acceptance.server_world import Records, ServerWorld
-from tests.conftest import NO_SERVER
-from tests.servers import Cluster, find_binaries
+from tests.acceptance.server_world import (
+    Records,
+    ServerWorld,
+    app_of_its_own,
+    hearing,
+    schema_of_its_own,
+    server_of_its_own,
+)
+from tests.servers import Cluster
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 SCHEMA: Final = "jobs"
-OURS: Final = "FROM pg_stat_activity WHERE application_name LIKE 'taskmanager%'"
 ENOUGH: Final = 10
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Cluster]:
     """A server that only this file uses, which looks early whether sessions wait for each other."""
-    if find_binaries() is None:
-        pytest.skip(NO_SERVER)
-    made = Cluster.create()
-    yield made
-    made.destroy()
+    with server_of_its_own() as made:
+        yield made
 
 
 @pytest.fixture
 def schema(server: Cluster) -> Iterator[str]:
     """A schema that only this test has."""
-    yield SCHEMA
-    server.psql(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+    with schema_of_its_own(server, SCHEMA) as name:
+        yield name
 
 
 @pytest.fixture
 def app(server: Cluster, schema: str) -> Iterator[str]:
     """A role with the right to make the schema, and no other. It finds a deadlock first, and so is broken off."""
-    server.psql("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app")
-    server.psql("ALTER ROLE app SET deadlock_timeout = '50ms'")
-    yield server.url(schema, user="app")
-    server.psql(f"ALTER ROLE app NOLOGIN; SELECT pg_terminate_backend(pid) {OURS}")
-    server.psql("DROP OWNED BY app; DROP ROLE app")
+    with app_of_its_own(server, schema) as url:
+        server.psql("ALTER ROLE app SET deadlock_timeout = '50ms'")
+        yield url
 
 
 @pytest.fixture
 def records() -> Iterator[Records]:
     """What the manager says, and the driver."""
-    handler = Records()
-    loggers = [logging.getLogger(name) for name in ("taskmanager", "psycopg")]
-    for each in loggers:
-        each.addHandler(handler)
-    yield handler
-    for each in loggers:
-        each.removeHandler(handler)
+    with hearing("taskmanager", "psycopg") as heard:
+        yield heard
 
 
 def deadlocks_of_ours(server: Cluster) -> int:

@@ -1,13 +1,12 @@
 """A standby takes the place of the primary: what it lacks is written again, and what it has is not called lost."""
 
 import asyncio
-import logging
 from collections.abc import Iterator
 
 import pytest
 
 from taskmanager import StoreUnavailable
-from tests.acceptance.server_world import Records, ServerWorld, eventually
+from tests.acceptance.server_world import Records, ServerWorld, eventually, hearing
 from tests.conftest import NO_SERVER
 from tests.servers import Cluster, find_binaries
 
@@ -52,11 +51,8 @@ def pair() -> Iterator[Pair]:
 @pytest.fixture
 def records() -> Iterator[Records]:
     """What the manager says."""
-    handler = Records()
-    logger = logging.getLogger("taskmanager")
-    logger.addHandler(handler)
-    yield handler
-    logger.removeHandler(handler)
+    with hearing() as heard:
+        yield heard
 
 
 async def test_failover_without_loss_raises_no_false_alarm(pair: Pair, records: Records) -> None:

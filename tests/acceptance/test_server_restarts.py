@@ -1,17 +1,25 @@
 """A server that goes away under load and comes back: nothing is lost of what was promised, and nothing begins twice."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final, Literal
 
 import pytest
 
-from tests.acceptance.server_world import Records, ServerWorld, eventually
+from tests.acceptance.server_world import (
+    OURS,
+    Records,
+    ServerWorld,
+    app_of_its_own,
+    eventually,
+    hearing,
+    schema_of_its_own,
+    server_of_its_own,
+    terminate,
+)
 from tests.acceptance.tcp_cutter import Cutter
-from tests.conftest import NO_SERVER
-from tests.servers import EVERYBODY, Cluster, find_binaries
+from tests.servers import EVERYBODY, Cluster
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 SCHEMA = "jobs"
@@ -20,38 +28,29 @@ SCHEMA = "jobs"
 @pytest.fixture(scope="module")
 def server() -> Iterator[Cluster]:
     """A server that only this file uses, because it is restarted."""
-    if find_binaries() is None:
-        pytest.skip(NO_SERVER)
-    made = Cluster.create()
-    yield made
-    made.destroy()
+    with server_of_its_own() as made:
+        yield made
 
 
 @pytest.fixture
 def app(server: Cluster, schema: str) -> Iterator[str]:
     """A role with the right to make the schema, and no other. What is set for it concerns the manager only."""
-    server.psql("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app")
-    yield server.url(schema, user="app")
-    server.psql("ALTER ROLE app NOLOGIN")
-    terminate(server)
-    server.psql("DROP OWNED BY app; DROP ROLE app")
+    with app_of_its_own(server, schema) as url:
+        yield url
 
 
 @pytest.fixture
 def schema(server: Cluster) -> Iterator[str]:
     """A schema that only this test has."""
-    yield SCHEMA
-    server.psql(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+    with schema_of_its_own(server, SCHEMA) as name:
+        yield name
 
 
 @pytest.fixture
 def records() -> Iterator[Records]:
     """What the manager says."""
-    handler = Records()
-    logger = logging.getLogger("taskmanager")
-    logger.addHandler(handler)
-    yield handler
-    logger.removeHandler(handler)
+    with hearing() as heard:
+        yield heard
 
 
 @pytest.fixture
@@ -95,15 +94,14 @@ async def test_sessions_terminated_in_the_middle_of_commits_double_nothing(
     world.gate.clear()
     running = world.held.enqueue()
     await running.saved()
-    sessions = "pg_stat_activity WHERE application_name LIKE 'taskmanager%'"
     async with world.load():
         await world.some_more()
         for chosen in (1, 2, 3, "ALL", 1, 2, 3, "ALL"):
             which = "" if chosen == "ALL" else f"AND number = {chosen}"
-            await eventually(lambda: server.psql(f"SELECT count(*) FROM {sessions}") == [("3",)])
+            await eventually(lambda: server.psql(f"SELECT count(*) {OURS}") == [("3",)])
             ended = server.psql(
                 "SELECT pg_terminate_backend(pid) FROM ("
-                f" SELECT pid, row_number() OVER (ORDER BY backend_start) AS number FROM {sessions}"
+                f" SELECT pid, row_number() OVER (ORDER BY backend_start) AS number {OURS}"
                 f") AS numbered WHERE true {which}"
             )
             assert len(ended) == (3 if chosen == "ALL" else 1)
@@ -215,8 +213,3 @@ async def test_a_password_that_changes_is_read_again(server: Cluster, schema: st
 def _write_password(passfile: Path, password: str) -> None:
     passfile.write_text(f"*:*:*:app:{password}\n")
     passfile.chmod(0o600)
-
-
-def terminate(server: Cluster) -> None:
-    """End all sessions of managers."""
-    server.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'taskmanager%'")

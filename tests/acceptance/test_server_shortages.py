@@ -1,7 +1,6 @@
 """A server that runs out of something: the manager says what, waits until there is some again, and loses nothing."""
 
 import asyncio
-import logging
 import os
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +12,16 @@ import psycopg
 import pytest
 
 from taskmanager import StoreUnavailable
-from tests.acceptance.server_world import Records, ServerWorld, eventually
+from tests.acceptance.server_world import (
+    OURS,
+    Records,
+    ServerWorld,
+    app_of_its_own,
+    eventually,
+    hearing,
+    schema_of_its_own,
+    server_of_its_own,
+)
 from tests.conftest import NO_SERVER
 from tests.servers import Cluster, find_binaries
 
@@ -26,45 +34,36 @@ FAILURES: Final = 10
 REFUSALS: Final = 30
 """So often the manager is refused before there is room again."""
 LONG_S: Final = 60.0
-OURS: Final = "FROM pg_stat_activity WHERE application_name LIKE 'taskmanager%'"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Cluster]:
     """A server that only this file uses, with few connections."""
-    if find_binaries() is None:
-        pytest.skip(NO_SERVER)
-    made = Cluster.create()
-    made.set("max_connections", str(MAX_CONNECTIONS))
-    made.restart()
-    yield made
-    made.destroy()
+    with server_of_its_own() as made:
+        made.set("max_connections", str(MAX_CONNECTIONS))
+        made.restart()
+        yield made
 
 
 @pytest.fixture
 def schema(server: Cluster) -> Iterator[str]:
     """A schema that only this test has."""
-    yield SCHEMA
-    server.psql(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+    with schema_of_its_own(server, SCHEMA) as name:
+        yield name
 
 
 @pytest.fixture
 def app(server: Cluster, schema: str) -> Iterator[str]:
     """A role with the right to make the schema, and no other."""
-    server.psql("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app")
-    yield server.url(schema, user="app")
-    server.psql(f"ALTER ROLE app NOLOGIN; SELECT pg_terminate_backend(pid) {OURS}")
-    server.psql("DROP OWNED BY app; DROP ROLE app")
+    with app_of_its_own(server, schema) as url:
+        yield url
 
 
 @pytest.fixture
 def records() -> Iterator[Records]:
     """What the manager says."""
-    handler = Records()
-    logger = logging.getLogger("taskmanager")
-    logger.addHandler(handler)
-    yield handler
-    logger.removeHandler(handler)
+    with hearing() as heard:
+        yield heard
 
 
 class Crowd:
