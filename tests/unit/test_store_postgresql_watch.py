@@ -253,6 +253,7 @@ async def test_watch_waits_for_a_number_that_somebody_else_holds(cluster: Cluste
     """After a reconnect that is an old session of its own, whose end the server has not noticed."""
     with child(cluster, schema, "same"):
         again = await watch_of("same")
+        wait_for(lambda: again.look_count == 1, lambda: repr(again))  # the next look is the one below
         assert not again.put_back()
         assert not again.is_detached
     wait_for(lambda: locks(cluster) == 0, lambda: "the server still has the session")
