@@ -13,7 +13,9 @@ from tests.browser import content
 from tests.browser.serving import SHOP, Served, serving, web
 from tests.browser.visiting import Visitor, browser_path, visiting
 
-NO_BROWSER = "tests of the dashboard in a browser: none is installed (on Debian: apt-get install chromium)"
+NO_BROWSER = (
+    "tests of the dashboard in a browser: none is installed (on Debian: apt-get install chromium-headless-shell)"
+)
 
 
 @pytest.fixture(scope="module")

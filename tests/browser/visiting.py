@@ -11,7 +11,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response
 
 Theme = Literal["light", "dark"]
 
-NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "chrome")
+# The first is the same browser without the windows of a desktop, which take longer to open than a page.
+NAMES: Final = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 PATIENCE_MS: Final = 30_000
 SEARCHES: Final = 5
 expect.set_options(timeout=PATIENCE_MS)
