@@ -8,6 +8,7 @@ import pytest
 
 from taskmanager.model.record import TaskRow
 from taskmanager.store.postgresql import claims, schema
+from taskmanager.store.postgresql.floors import Floors
 from taskmanager.store.postgresql.words import translated
 from taskmanager.store.sql.statements import TASK_COLUMNS
 from tests.contract.rows import wants
@@ -24,6 +25,7 @@ class Connected:
         self.url = url
         address, _, self.schema = url.partition("?schema=")
         self.raw = psycopg.connect(address, autocommit=True)
+        self.floors = Floors()
         self.raw.execute(f"SET lock_timeout = '1s'; SET search_path = {self.schema}")
 
     def execute(self, text: str, values: Any = ()) -> "psycopg.Cursor[Any]":
@@ -37,7 +39,7 @@ class Connected:
 
     def take(self, limit: int = 10, **wanted: Any) -> list[TaskRow]:
         """Claim, and return what is taken, best first."""
-        rows = claims.take(self, wants(**wanted), limit)  # type: ignore[arg-type]  # all that it needs
+        rows = claims.take(self, wants(**wanted), limit, self.floors)  # type: ignore[arg-type]  # all that it needs
         return sorted(rows, key=lambda row: (row.priority, row.enqueued_at, row.task_id))
 
 

@@ -59,7 +59,9 @@ def test_postgres_claim_locks_no_row_that_it_does_not_take(session: Connected, o
     assert ids(session.take(9, task_names=["app:unknown"])) == ["unknown"]
 
 
-@pytest.mark.parametrize("statement", [claims.READY, claims.SLEPT, claims.BY_FUNCTION, claims.OF_OTHERS])
+@pytest.mark.parametrize(
+    "statement", [claims.READY, claims.ABOVE_FLOORS, claims.SLEPT, claims.BY_FUNCTION, claims.OF_OTHERS]
+)
 def test_postgres_claim_looks_each_row_up_by_its_key(session: Connected, statement: str) -> None:
     """Also where nothing was free when the table was analyzed. An index of free rows would be read whole for each row,
     with all that was taken from it while another program has a transaction open.
@@ -70,7 +72,7 @@ def test_postgres_claim_looks_each_row_up_by_its_key(session: Connected, stateme
     session.execute("BEGIN")
     for name, value in _PLANS.items():
         session.execute(f"SET LOCAL {name} = '{value}'")
-    given = claims._given(wants(), 10) | {"due_at": 1_000}
+    given = claims._given(wants(), 10) | {"due_at": 1_000, "floors": "{0}"}
     plan = [line for (line,) in session.execute(f"EXPLAIN (COSTS OFF) {statement}", given).fetchall()]
     session.execute("ROLLBACK")
     locking = next(number for number, line in enumerate(plan) if "LockRows" in line)

@@ -17,6 +17,7 @@ others may have locked the best ones.
 from typing import Any, Final
 
 from taskmanager.model.record import TaskRow
+from taskmanager.store.postgresql.floors import FOUND_LEVELS, GIVEN_LEVELS, Floors
 from taskmanager.store.postgresql.writing import numbers, texts
 from taskmanager.store.protocol import ClaimRequest
 from taskmanager.store.sql.claims import BETTER, IN_QUEUE, IS_FREE, IS_PLAIN, WAITS
@@ -106,12 +107,11 @@ FROM (SELECT row FROM started UNION ALL SELECT row FROM claimed) AS taken
 """
 
 
-_LEVELS: Final = hops("taskmanager_tasks", BETTER, "priority")
-READY: Final = _statement(_LEVELS, _looked(IS_FREE), f"SELECT id FROM looked WHERE {_IS_KNOWN}", IS_FREE)
+_IN_ORDER: Final = _looked(IS_FREE, "t.enqueued_at >= level.floor AND"), f"SELECT id FROM looked WHERE {_IS_KNOWN}"
+READY: Final = _statement(FOUND_LEVELS, *_IN_ORDER, IS_FREE)
+ABOVE_FLOORS: Final = _statement(GIVEN_LEVELS, *_IN_ORDER, IS_FREE)
 # Those that were woken stand in front of all others of their priority.
-SLEPT: Final = _statement(
-    _LEVELS, _looked(IS_FREE), f"SELECT id FROM looked WHERE {_IS_KNOWN}", f"{IS_FREE} AND t.snooze_count > 0"
-)
+SLEPT: Final = _statement(FOUND_LEVELS, *_IN_ORDER, f"{IS_FREE} AND t.snooze_count > 0")
 BY_FUNCTION: Final = _statement(
     hops("taskmanager_tasks", BETTER, "task_name", "priority", given="SELECT unnest(CAST(:task_names AS text[]))"),
     _looked(IS_FREE, "t.task_name = level.task_name AND") + "ORDER BY level.priority, r.enqueued_at, r.id",
@@ -151,22 +151,30 @@ UPDATE taskmanager_steps AS s SET wakes_at = NULL WHERE s.id = ANY (ARRAY(SELECT
 """
 
 
-def take(session: Session, request: ClaimRequest, limit: int) -> list[TaskRow]:
-    """See `Session.take`."""
+def take(session: Session, request: ClaimRequest, limit: int, floors: Floors) -> list[TaskRow]:
+    """See `Session.take`. `floors` are those of the queue."""
     known = _given(request, limit)
     if request.others_due_at is not None:
         text, _, _ = session.execute(OF_OTHERS, known).fetchone()
         return packed_rows(text)
     best = SLEPT if request.has_slept else READY
-    text, wakes, is_cut = session.execute(best, known).fetchone()
-    known["is_awake"] = True
+    text, wakes, is_cut = _take_best(session, best, known, floors)
     if wakes:
         session.execute(_WAKE, {"now": request.now})
-        text, _, is_cut = session.execute(best, known).fetchone()
+        text, _, is_cut = session.execute(best, known | {"is_awake": True}).fetchone()
     if is_cut:
-        known |= {"scanned": _SORTED_PER_ROW * limit, "may_be_cut": False}
+        known |= {"scanned": _SORTED_PER_ROW * limit, "may_be_cut": False, "is_awake": True}
         text, _, _ = session.execute(BY_FUNCTION, known).fetchone()
     return packed_rows(text)
+
+
+def _take_best(session: Session, best: str, known: dict[str, Any], floors: Floors) -> tuple[str, bool, bool]:
+    given = floors.given(session, known) if best is READY else None
+    began_s = floors.begin()
+    text, wakes, is_cut = session.execute(ABOVE_FLOORS if given else best, known | {"floors": given}).fetchone()
+    if given is None:
+        floors.note(began_s)
+    return text, wakes, is_cut
 
 
 def _given(request: ClaimRequest, limit: int) -> dict[str, Any]:

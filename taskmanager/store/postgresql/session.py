@@ -9,6 +9,7 @@ never meet it. A program that stands still in the middle loses its transaction t
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, cast
@@ -23,6 +24,7 @@ from taskmanager.model.record import TaskRow, TaskWrite, Write
 from taskmanager.store.constraints import encodable
 from taskmanager.store.postgresql import claims
 from taskmanager.store.postgresql.address import Address
+from taskmanager.store.postgresql.floors import Floors
 from taskmanager.store.postgresql.words import translated
 from taskmanager.store.postgresql.writing import send, write
 from taskmanager.store.protocol import ClaimRequest
@@ -45,6 +47,7 @@ _PLANS: Final = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "enable_seqscan": "off",
+    "enable_sort": "off",
     "jit": "off",
 }
 """How writers have their statements planned: by the indexes that they were written for, whatever the values are.
@@ -125,6 +128,8 @@ class PostgresSession:
         self._opening: str | None = None
         """What begins the transaction that is asked for: it goes to the server with the first statement of it."""
         self._words: dict[str, str] = {}
+        self._floors: defaultdict[str, Floors] = defaultdict(Floors)
+        """By queue."""
         self._is_unreplicated = False
         self._is_confirmed = False
         """Whether a commit of this session, and so all that was committed before, is where commits have to be."""
@@ -275,7 +280,7 @@ class PostgresSession:
 
     def take(self, request: ClaimRequest, limit: int) -> list[TaskRow]:
         """See `Session.take`."""
-        return claims.take(self, request, limit)
+        return claims.take(self, request, limit, self._floors[request.queue_name])
 
     def hold_queue(self, queue_name: str) -> None:
         """See `Session.hold_queue`."""
