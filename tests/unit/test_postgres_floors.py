@@ -53,12 +53,13 @@ def entries_read(session: Connected, statement: str) -> int:
     return sum(int(count) for (line,) in plan for count in re.findall(r"Heap Fetches: (\d+)", line))
 
 
-def test_postgres_floors_step_over_what_was_taken(slow: Connected, other: Connected) -> None:
+def test_postgres_floors_step_over_what_was_taken(slow: Connected, other: Connected, clock: Slow) -> None:
     """The open transaction of another program keeps the entries of all rows that were free since it began."""
     other.raw.execute("COMMIT; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM pg_class")
     slow.execute("SET enable_sort = off; SET enable_seqscan = off; SET plan_cache_mode = force_generic_plan")
     slow.put(*(task(f"old{number:04}", enqueued_at=1) for number in range(3_000)))
     assert len(slow.take(3_000, now=NOW)) == 3_000
+    clock.now_s += ASK_S
     slow.put(*(task(f"new{number:02}", enqueued_at=NOW) for number in range(30)))
     assert entries_read(slow, claims.ABOVE_FLOORS) < 100
     slow.floors = Floors()
