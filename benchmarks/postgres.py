@@ -11,6 +11,8 @@ Needs a PostgreSQL server and the extra `postgres`.
 """
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -193,12 +195,71 @@ def claims(options: Options, *, count: int, claimers: int) -> Figures:
     }
 
 
+NEIGHBOUR: Final = """
+import asyncio, sys, time
+from taskmanager import TaskManager
+
+async def work():
+    async with TaskManager(sys.argv[1]) as manager:
+        manager.task(name="stamp", persist=True)(stamp)
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+async def stamp():
+    return time.time_ns()
+
+asyncio.run(work())
+"""
+
+
+async def enqueue_for(url: str, neighbour: "subprocess.Popen[str]", calls: int) -> Figures:
+    """Enqueue what only the neighbour may run."""
+    from taskmanager import TaskManager
+
+    saved_ms, started_ms = [], []
+    async with TaskManager(url, run_queues=["none"]) as manager:
+
+        @manager.task(name="stamp", persist=True)
+        async def stamp() -> int:
+            return 0
+
+        for _ in range(calls):
+            began_ns = time.time_ns()
+            handle = stamp.enqueue()
+            await handle.saved()
+            saved_ms.append((time.time_ns() - began_ns) / 1e6)
+            started_ms.append((await handle - began_ns) / 1e6)
+            await asyncio.sleep(0.02)
+    return {
+        "saved_ms": percentile(saved_ms, 50),
+        "started_ms": percentile(started_ms, 50),
+        "p95_ms": percentile(started_ms, 95),
+    }
+
+
+def in_two_processes(options: Options) -> Figures:
+    """Enqueue in one and start in another."""
+    with server() as cluster:
+        url = cluster.url("jobs")
+        asyncio.run(make_tables(url))
+        child = subprocess.Popen(
+            [sys.executable, "-c", NEIGHBOUR, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        child.stdout.readline()
+        try:
+            return asyncio.run(enqueue_for(url, child, options.size(CALLS, CALLS_QUICK)))
+        finally:
+            child.communicate("")
+
+
 PARTS: Final[dict[str, Part]] = {
     "file": on_file,
     "server": on_server,
     "callers": partial(on_server, callers=CALLERS),
     "beside waiting rows": partial(on_server, status="PENDING"),
     "beside history": partial(on_server, status="COMPLETED"),
+    "two processes": in_two_processes,
     "one claims": partial(claims, count=0, claimers=1),
     "four claim": partial(claims, count=0, claimers=CLAIMERS),
     "one claims of many": lambda options: claims(options, count=options.size(ROWS, ROWS_QUICK), claimers=1),
@@ -216,6 +277,9 @@ LINES: Final = [
     Line("server's time beside waiting rows / without", "beside waiting rows", "server_us", "µs", "server"),
     Line("rate beside history / without", "beside history", "per_s", "/s", "server", must=">= 0.9"),
     Line("server's time beside history / without", "beside history", "server_us", "µs", "server"),
+    Line("enqueue to start in another process", "two processes", "started_ms", "ms", must="<= 10"),
+    Line("the same, 95th percentile", "two processes", "p95_ms", "ms"),
+    Line("enqueue to saved there", "two processes", "saved_ms", "ms"),
     Line("rows claimed by four / by one", "four claim", "per_s", "rows/s", "one claims"),
     Line("a claim waits for a lock, of all looks", "four claim", "waits_percent", "%", must="<= 1"),
     Line("a claim of a hundred of many / of few", "one claims of many", "claim_ms", "ms", "one claims", must="<= 1.5"),
