@@ -261,16 +261,17 @@ class Poller:
         return mended > 0
 
     async def _hear_others(self) -> None:
-        before = self._neighbours.living
-        self._neighbours.registered(await self._store.instances())
+        before, pause_count = self._neighbours.living, self._dispatcher.pause_count
+        news = await self._store.news(self._identity.instance_id)
+        self._neighbours.registered(news.instances)
         if before - self._neighbours.living:
             self._others_left()
         was_shared, is_shared = self._window.is_shared, bool(self._neighbours.living)
         self._window.is_shared = self._writer.is_shared = is_shared
         if is_shared and not was_shared and not self._life.is_stopping:
             self._claimer.share()
-        await self._hear_pauses()
-        for task_id in await self._store.fetch_cancel_requests(self._identity.instance_id):
+        await self._hear_pauses(news.paused, pause_count)
+        for task_id in news.cancel_requests:
             live = self._live.get(task_id)
             if live is not None:
                 self._life.cancel(live)
@@ -278,8 +279,8 @@ class Poller:
             attempt.hear()
         self._life.kick()
 
-    async def _hear_pauses(self) -> None:
-        count, paused = -1, frozenset[str]()
+    async def _hear_pauses(self, paused: frozenset[str], count: int) -> None:
+        """`count` is that of the dispatcher before these were read."""
         while count != self._dispatcher.pause_count:  # else somebody here has paused or resumed one meanwhile
             count = self._dispatcher.pause_count
             paused = await self._store.paused_queues()

@@ -48,6 +48,16 @@ class InstanceRow(NamedTuple):
     updated_at: int
 
 
+class News(NamedTuple):
+    """What others have written that one instance must hear of: who there is, which queues are paused, and which of its
+    live rows have a cancel request.
+    """
+
+    instances: list[InstanceRow]
+    paused: frozenset[str]
+    cancel_requests: list[str]
+
+
 class CommitReport(NamedTuple):
     """What became of one batch. Whatever is in neither field won.
 
@@ -340,6 +350,10 @@ class Store(WorkflowStore, UpkeepStore, WatchedStore, Protocol):
 
     async def instances(self) -> list[InstanceRow]:
         """All instances known to the store, oldest start first."""
+        ...
+
+    async def news(self, instance_id: str) -> News:
+        """Return what `instances`, `paused_queues` and `fetch_cancel_requests` find, in one way to the store."""
         ...
 
     async def forget_instances(self, instance_ids: Collection[str]) -> None:

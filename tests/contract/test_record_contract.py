@@ -150,6 +150,7 @@ async def test_cancel_requests_are_found_by_owner(store: Store) -> None:
         task("e", status="CANCELLED", claimed_by_worker_id=ME, cancel_requested_at=5),
     )
     assert await store.fetch_cancel_requests(ME) == ["a", "b"]
+    assert (await store.news(ME)).cancel_requests == ["a", "b"]
 
 
 async def test_counts_name_every_status(store: Store) -> None:

@@ -15,7 +15,7 @@ from taskmanager import QueueConfig, TaskCancelled, TaskManager, TaskStatus
 from taskmanager.engine import sharing
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.schedule import ScheduleDeclaration
-from taskmanager.store.protocol import ClaimRequest, CommitReport, InstanceRow
+from taskmanager.store.protocol import ClaimRequest, CommitReport, InstanceRow, News
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite.presence import InstanceLock
 from tests.contract.rows import FREE_ROW
@@ -229,10 +229,10 @@ async def test_a_pause_holds_against_what_was_read_before_it(tmp_path: Path) -> 
     """A look at what others did is under way when a queue is paused here, and ends after it."""
     manager, store = TaskManager(tmp_path / "tasks.db", store_poll=0.01), SqliteStore(tmp_path / "tasks.db")
     manager._make_store = lambda: store
-    read, reading, gate = store.paused_queues, asyncio.Event(), asyncio.Event()
+    read, reading, gate = store.news, asyncio.Event(), asyncio.Event()
 
-    async def held() -> frozenset[str]:
-        found = await read()
+    async def held(instance_id: str) -> News:
+        found = await read(instance_id)
         reading.set()
         await gate.wait()
         return found
@@ -240,11 +240,11 @@ async def test_a_pause_holds_against_what_was_read_before_it(tmp_path: Path) -> 
     async with manager:
         assert manager._lifecycle is not None
         poller = manager._lifecycle._poller
-        store.paused_queues = held  # type: ignore[method-assign]  # the one call that is to take long
+        store.news = held  # type: ignore[method-assign]  # the one call that is to take long
         poller.is_owed = True
         await reading.wait()
         await manager.pause("default")
-        store.paused_queues = read  # type: ignore[method-assign]  # as it was
+        store.news = read  # type: ignore[method-assign]  # as it was
         gate.set()
         await until(lambda: not poller.is_owed)
         assert manager.status().queues["default"].is_paused

@@ -12,7 +12,7 @@ from taskmanager.model.record import PAYLOAD, SENDER_KEY, AttemptRow, TaskRow
 from taskmanager.model.states import LIVE, TaskStatus
 from taskmanager.model.steps import StepRow
 from taskmanager.model.workflows import HELD
-from taskmanager.store.protocol import InstanceRow, TaskFilter
+from taskmanager.store.protocol import InstanceRow, News, TaskFilter
 from taskmanager.store.sql.rows import (
     Undecodable,
     is_odd_id,
@@ -310,6 +310,11 @@ def paused_queues(connection: Session) -> frozenset[str]:
     """See `Store.paused_queues`."""
     rows = connection.execute("SELECT queue_name FROM taskmanager_queues WHERE paused_at IS NOT NULL").fetchall()
     return frozenset(name for (name,) in rows)
+
+
+def news(connection: Session, instance_id: str) -> News:
+    """See `Store.news`."""
+    return News(instances(connection), paused_queues(connection), fetch_cancel_requests(connection, instance_id))
 
 
 def paused_since(connection: Session) -> dict[str, int]:
