@@ -16,6 +16,8 @@ MAX_PAYLOAD_BYTES: Final = 7_900
 MAX_IDS: Final = 180
 """So many ids of a usual length fit. More are not kept either."""
 MAX_CHANNEL_BYTES: Final = 63
+SAY_ONCE: Final = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)"
+"""One notice by a session that has no settings for it: it waits for no disk."""
 _PREFIX: Final = "taskmanager_"
 ROW_CHANNELS: Final = ("task_new", "task_done")
 """Where the trigger tells of rows that were written by other programs."""
@@ -45,29 +47,29 @@ class Notices:
         self._lock = threading.Lock()
         self._ids: dict[str, dict[str, None]] = {}
         self._count = 0
-        self._is_many = False
+        self._is_many = self._has_any = False
 
     def __bool__(self) -> bool:
-        return self._is_many or self._count > 0
+        return self._has_any
 
     def add(self, task_ids: Collection[str], what: str) -> bool:
-        """Add the ids of one commit. Return whether nothing waited before."""
+        """Add the ids of one commit, if it has some. Return whether nothing waited before."""
         with self._lock:
-            is_first = not self
+            is_first, self._has_any = not self._has_any, True
             self._count += len(task_ids)
             if self._count > MAX_IDS:
                 self._is_many = True
                 self._ids.clear()
             elif not self._is_many:
                 self._ids.setdefault(what, {}).update(dict.fromkeys(task_ids))
-            return is_first and bool(self)
+            return is_first
 
     def take(self) -> str:
         """Return the payload for all that waits, which does not wait any more."""
         with self._lock:
             ids, self._ids = self._ids, {}
             is_many, self._is_many = self._is_many, False
-            self._count = 0
+            self._count, self._has_any = 0, False
         if not is_many:
             said = self._payload({what: list(some) for what, some in ids.items()})
             if len(said.encode()) <= MAX_PAYLOAD_BYTES:

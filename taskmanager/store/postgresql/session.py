@@ -11,7 +11,7 @@ never meet it. A program that stands still in the middle loses its transaction t
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, cast
 
 import psycopg
@@ -25,6 +25,7 @@ from taskmanager.store.constraints import encodable
 from taskmanager.store.postgresql import claims
 from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.floors import Floors
+from taskmanager.store.postgresql.notices import SAY_ONCE, Notices, channel_of
 from taskmanager.store.postgresql.words import translated
 from taskmanager.store.postgresql.writing import send, write
 from taskmanager.store.protocol import ClaimRequest
@@ -320,6 +321,12 @@ class PostgresSession:
             else value
             for value in row
         )
+
+    def say(self) -> None:
+        """Tell all instances that something was committed. A notice that is lost costs a poll."""
+        schema = self.address.schema
+        with suppress(psycopg.Error):
+            self.execute_plain(SAY_ONCE, (channel_of(schema), Notices(schema).take()))
 
     def skip_ids(self, table: str) -> None:
         """See `Session.skip_ids`. Needs the right to change the sequence, which whoever made the schema has."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple
 
@@ -23,7 +23,8 @@ from taskmanager.store.postgresql.schema import never_dead
 from taskmanager.store.postgresql.session import PostgresSession
 from taskmanager.store.postgresql.watch import Watch
 from taskmanager.store.protocol import CommitReport, InstanceRow
-from taskmanager.store.sql import transitions
+from taskmanager.store.sql import claims, pruning, transitions
+from taskmanager.store.sql import instances as instance_rows
 from taskmanager.store.sql.counting import add_counted
 from taskmanager.store.sql.verbs import Verbs
 from taskmanager.store.watch_protocol import Whereabouts
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
 MEASURED_S: Final = 60.0
 """How long the distance of the two clocks is believed."""
 _CLOCK: Final = SystemClock()
+_UNTOLD: Final = frozenset(
+    (
+        claims.claim, claims.fetch_claim, add_counted, instance_rows.save_worker_state, pruning.purge,
+        pruning.prune_heartbeats, pruning.prune_worker_states, pruning.prune_figures,
+    )
+)  # fmt: skip
+"""What no other instance has to hear of."""
 RECENT: Final = 20_000
 """So many of the tasks that were acknowledged last are looked for after a failover."""
 R = TypeVar("R")
@@ -133,7 +141,7 @@ class PostgresStore(Verbs):
         writer, self._writer = self._writer, None
         if writer is not None and self._counting.has_any:
             with suppress(StoreError):  # what is lost by that are the figures of some moments
-                await writer.hop(_unsynced, add_counted, self._counting)
+                await writer.hop(self._do_unsynced, add_counted, self._counting)
         try:
             if reader is not None:
                 await reader.close()
@@ -144,18 +152,37 @@ class PostgresStore(Verbs):
     async def _write(self, work: Callable[[PostgresSession, *Ts], R], *args: *Ts) -> R:
         if self._writer is None:
             raise_not_open(self.address)
-        found = await self._writer.hop(work, *args)
-        self._tell()
+        found = await self._writer.hop(self._do, work, *args)
+        self._write_count += 1
         return found
 
-    def _tell(self, task_ids: Sequence[str] = ()) -> None:
-        """Tell the others, behind the commit, that something was written."""
+    async def _write_unsynced(self, work: Callable[[PostgresSession, *Ts], R], *args: *Ts) -> R:
+        if self._writer is None:
+            raise_not_open(self.address)
+        found = await self._writer.hop(self._do_unsynced, work, *args)
         self._write_count += 1
+        return found
+
+    def _do(self, session: PostgresSession, work: Callable[[PostgresSession, *Ts], R], *args: *Ts) -> R:
+        """Do it, and tell the others behind the commit."""
+        found = work(session, *args)
+        if getattr(work, "func", work) not in _UNTOLD:
+            self._tell(session)
+        return found
+
+    def _do_unsynced(self, session: PostgresSession, work: Callable[[PostgresSession, *Ts], R], *args: *Ts) -> R:
+        before, session.is_unsynced = session.is_unsynced, True
+        try:
+            return self._do(session, work, *args)
+        finally:
+            session.is_unsynced = before
+
+    def _tell(self, session: PostgresSession, task_ids: Sequence[str] = ()) -> None:
+        """Tell the others that something was committed: in the thread, because somebody may wait for it there."""
         if self._watch is not None:
             self._watch.tell(task_ids, "written")
-
-    async def _write_unsynced(self, work: Callable[[PostgresSession, *Ts], R], *args: *Ts) -> R:
-        return await self._write(_unsynced, work, *args)
+        else:
+            session.say()
 
     async def _read(self, work: Callable[[PostgresSession, *Ts], R], *args: *Ts) -> R:
         if self._reader is None:
@@ -165,19 +192,24 @@ class PostgresStore(Verbs):
     async def commit(self, writes: Sequence[Write]) -> CommitReport:
         if self._writer is None:
             raise_not_open(self.address)
-        report = await self._writer.hop(transitions.commit, writes, self._counting)
-        self._acknowledge(writes, report)
+        return await self._acknowledged(self._writer.hop(self._commit, writes), writes)
+
+    def _commit(self, session: PostgresSession, writes: Sequence[Write]) -> CommitReport:
+        report = transitions.commit(session, writes, self._counting)
+        self._tell(session, [each.task_id for each in writes])
         return report
 
-    def _acknowledge(self, writes: Sequence[Write], report: CommitReport) -> None:
+    async def _acknowledged(self, commit: Awaitable[CommitReport], writes: Sequence[Write]) -> CommitReport:
+        report = await commit
+        self._write_count += 1
         task_ids = [each.task_id for each in writes]
-        self._tell(task_ids)
         if report.lost or report.rejected:
             task_ids = [each for each in task_ids if each not in report.lost and each not in report.rejected]
         self._recent.append(task_ids)
         self._recent_count += len(task_ids)
         while self._recent_count > RECENT:
             self._recent_count -= len(self._recent.popleft())
+        return report
 
     works_in_thread = True
 
@@ -186,12 +218,7 @@ class PostgresStore(Verbs):
     ) -> Coroutine[Any, Any, CommitReport]:
         if self._writer is None:
             raise_not_open(self.address)
-        return self._told(self._writer.begin(loop, transitions.commit, writes, self._counting), writes)
-
-    async def _told(self, commit: "asyncio.Future[CommitReport]", writes: Sequence[Write]) -> CommitReport:
-        report = await commit
-        self._acknowledge(writes, report)
-        return report
+        return self._acknowledged(self._writer.begin(loop, self._commit, writes), writes)
 
     # Others
 
@@ -292,11 +319,3 @@ def _clock_offset_us(session: PostgresSession, clock: Clock) -> int:
         "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
     ).fetchone() or (sent_us,)
     return int(server_us) - (sent_us + clock.now_us()) // 2
-
-
-def _unsynced(session: PostgresSession, work: Callable[[PostgresSession, *Ts], R], *args: *Ts) -> R:
-    before, session.is_unsynced = session.is_unsynced, True
-    try:
-        return work(session, *args)
-    finally:
-        session.is_unsynced = before

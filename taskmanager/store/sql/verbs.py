@@ -1,6 +1,7 @@
 """The verbs of a store that are functions over a session, whatever database it is connected to."""
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, TypeVarTuple
 
 from taskmanager.model.clock import Clock
@@ -46,7 +47,7 @@ def _writes(work: _Work[P, R]) -> _Verb[P, R]:
     """Make a verb of a function that writes."""
 
     async def verb(self: "Verbs", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._write(lambda connection: work(connection, *args, **kwargs))
+        return await self._write(partial(work, **kwargs), *args)
 
     return verb
 
@@ -131,6 +132,7 @@ class Verbs:
     fetch_cancel_requests = _reads(queries.fetch_cancel_requests)
     counts = _reads(queries.counts)
     instances = _reads(queries.instances)
+    news = _reads(queries.news)
     heartbeats = _reads(instance_rows.heartbeats)
     paused_queues = _reads(queries.paused_queues)
     schedules = _reads(schedule_state.fetch)

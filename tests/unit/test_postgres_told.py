@@ -1,0 +1,87 @@
+"""Whoever listens hears at once what others have written, and is left alone by what concerns nobody else."""
+
+import selectors
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from taskmanager.rules.claims import Room, Starting
+from taskmanager.store.postgresql.address import Address
+from taskmanager.store.postgresql.store import PostgresStore
+from tests.contract.rows import ME, put, task, wants
+from tests.crash.harness import PATIENCE_S
+
+pytestmark = pytest.mark.anyio
+
+Verb = Callable[[PostgresStore], Awaitable[object]]
+STARTING = Starting(9, (Room(frozenset({"app:job"}), 9),), 7, "host", "main")
+TOLD: dict[str, Verb] = {
+    "pause": lambda store: store.set_paused("default", True, 1_000),
+    "cancel": lambda store: store.request_cancel("t1", 1_000),
+    "release": lambda store: store.release(ME, 1_000),
+    "free_waiting": lambda store: store.free_waiting(ME, 1_000, 10),
+    "commit": lambda store: put(store, task("t2")),
+}
+UNTOLD: dict[str, Verb] = {
+    "claim": lambda store: store.claim(wants()),
+    "claim that starts": lambda store: store.claim(wants(starting=STARTING)),
+    "answer to a claim": lambda store: store.fetch_claim(ME, 1_000),
+    "purge": lambda store: store.prune_heartbeats(1_000, 10),
+}
+
+
+@pytest.fixture
+async def hearing(schema_url: str) -> AsyncIterator[PostgresStore]:
+    """One that listens."""
+    made = PostgresStore(Address.of(schema_url))
+    watch = made.presence("hearing")
+    await made.open()
+    await watch.take()
+    yield made
+    watch.drop()
+    await made.close()
+
+
+@pytest.fixture(params=["instance", "command"])
+async def writing(
+    hearing: PostgresStore, schema_url: str, request: pytest.FixtureRequest
+) -> AsyncIterator[PostgresStore]:
+    """One that has a task. A command has no session that tells others."""
+    made = PostgresStore(Address.of(schema_url))
+    watch = made.presence("writing") if request.param == "instance" else None
+    await made.open()
+    if watch is not None:
+        await watch.take()
+    await put(made, task("t1", claimed_by_worker_id=ME))
+    assert hears(hearing)
+    yield made
+    if watch is not None:
+        watch.drop()
+    await made.close()
+
+
+def hears(store: PostgresStore, within_s: float = PATIENCE_S) -> bool:
+    """Whether it hears something within so many seconds."""
+    descriptor = store._watch._wakes_loop.fileno()  # type: ignore[union-attr]  # `watch()` would forget what was heard
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        is_heard = bool(selector.select(within_s))
+    store.watch()
+    return is_heard
+
+
+@pytest.mark.parametrize("verb", TOLD)
+async def test_others_hear_at_once(hearing: PostgresStore, writing: PostgresStore, verb: str) -> None:
+    before = await hearing.changes()
+    await TOLD[verb](writing)
+    assert hears(hearing)
+    assert await hearing.changes() != before
+
+
+@pytest.mark.parametrize("verb", UNTOLD)
+async def test_others_are_not_woken(hearing: PostgresStore, writing: PostgresStore, verb: str) -> None:
+    """The next thing that is heard is the pause."""
+    await UNTOLD[verb](writing)
+    assert not hears(hearing, within_s=0.2)
+    await writing.set_paused("default", True, 1_000)
+    assert hears(hearing)
