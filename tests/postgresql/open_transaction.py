@@ -44,7 +44,10 @@ def now_us() -> int:
 
 
 def work(session: PostgresSession, seconds: float, rate: float) -> list[float]:
-    """Insert, claim and end for so long. Return how long each claim has taken, with its commit, in milliseconds."""
+    """Insert, claim and end for so long.
+
+    Return how long each claim has taken, with the question before it and its commit, in milliseconds.
+    """
     took_ms = []
     began_s = due_s = time.monotonic()
     while due_s < began_s + seconds:
@@ -52,6 +55,7 @@ def work(session: PostgresSession, seconds: float, rate: float) -> list[float]:
         due_s += BATCH / rate
         session.execute_plain(PUT, {"now": now_us(), "count": BATCH})
         claim_s = time.perf_counter()
+        assert [each.task_name for each in session.free_pairs()] == ["app:job"]
         with session.transaction(is_beside=True):
             rows = session.take(wants(now=now_us()), BATCH)
         took_ms.append((time.perf_counter() - claim_s) * 1000)

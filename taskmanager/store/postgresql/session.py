@@ -25,10 +25,11 @@ from taskmanager.store.constraints import encodable
 from taskmanager.store.postgresql import claims
 from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.floors import Floors
+from taskmanager.store.postgresql.free_pairs import FreePairs
 from taskmanager.store.postgresql.notices import SAY_ONCE, Notices, channel_of
 from taskmanager.store.postgresql.words import translated
 from taskmanager.store.postgresql.writing import send, write
-from taskmanager.store.protocol import ClaimRequest
+from taskmanager.store.protocol import ClaimRequest, FreeQueue
 from taskmanager.store.sql.session import Values
 from taskmanager.store.sql.statements import Kind, Row
 
@@ -60,6 +61,8 @@ LOCK_MS: Final = 3_000
 """How long a transaction of ours waits for a row that another program holds. Whoever must write alone waits for ours,
 and everybody else behind that one: so it is given up, and done again when these were let in.
 """
+_SET: Final = "set_config('{}', '{}', true)"
+_PLANNED: Final = "SELECT " + ", ".join(_SET.format(*each) for each in _PLANS.items())
 _BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
 """Each statement sees what was committed before it. Whatever the server or the role has as its default: a transaction
 with one snapshot takes that before it gets the lock, so it would decide by what was so before the one that it has
@@ -131,6 +134,7 @@ class PostgresSession:
         self._words: dict[str, str] = {}
         self._floors: defaultdict[str, Floors] = defaultdict(Floors)
         """By queue."""
+        self._free_pairs = FreePairs()
         self._is_unreplicated = False
         self._is_confirmed = False
         """Whether a commit of this session, and so all that was committed before, is where commits have to be."""
@@ -176,6 +180,18 @@ class PostgresSession:
             self._open()
             return self.raw.execute(cast("Any", sql), values)
 
+    def execute_by_indexes(self, sql: str, values: Values = ()) -> "psycopg.Cursor[Any]":
+        """Do one statement that reads, planned as those of writers are, in one way to the server and back."""
+        try:
+            with self._pipelined():
+                self.raw.execute("BEGIN READ ONLY")
+                self.raw.execute(_PLANNED)
+                found = self.execute(sql, values)
+                self.raw.execute("COMMIT")
+        finally:
+            self.rollback()
+        return found
+
     def executemany(self, sql: str, rows: Iterable[Values], /) -> object:
         """See `Session.executemany`."""
         self._open()
@@ -193,7 +209,7 @@ class PostgresSession:
             "lock_timeout": LOCK_MS,
             **({"synchronous_commit": "off"} if self.is_unsynced else {}),
         }
-        made = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items())
+        made = ", ".join(_SET.format(*each) for each in settings.items())
         # What an earlier session has committed may be on this server only, and a commit that has changed nothing would
         # not wait for the standby. So the first one writes something. Whoever finds a row by then may call it saved.
         confirm = "" if self._is_confirmed or self.is_unsynced else _CONFIRM
@@ -282,6 +298,10 @@ class PostgresSession:
     def take(self, request: ClaimRequest, limit: int) -> list[TaskRow]:
         """See `Session.take`."""
         return claims.take(self, request, limit, self._floors[request.queue_name])
+
+    def free_pairs(self) -> list[FreeQueue]:
+        """Return what `Store.free_queues` does for a cap of one."""
+        return self._free_pairs.look(self)
 
     def hold_queue(self, queue_name: str) -> None:
         """See `Session.hold_queue`."""

@@ -22,7 +22,7 @@ from taskmanager.store.postgresql.lives import MIN_GRACE_S, SILENCE_S, saying_no
 from taskmanager.store.postgresql.schema import never_dead
 from taskmanager.store.postgresql.session import PostgresSession
 from taskmanager.store.postgresql.watch import Watch
-from taskmanager.store.protocol import CommitReport, InstanceRow
+from taskmanager.store.protocol import FREE_COUNT_CAP, CommitReport, FreeQueue, InstanceRow
 from taskmanager.store.sql import claims, pruning, transitions
 from taskmanager.store.sql import instances as instance_rows
 from taskmanager.store.sql.counting import add_counted
@@ -188,6 +188,11 @@ class PostgresStore(Verbs):
         if self._reader is None:
             raise_not_open(self.address)
         return await self._reader.hop(work, *args)
+
+    async def free_queues(self, count_cap: int = FREE_COUNT_CAP, *, is_bounded: bool = False) -> list[FreeQueue]:
+        if count_cap == 1 and not is_bounded:
+            return await self._read(PostgresSession.free_pairs)
+        return await super().free_queues(count_cap, is_bounded=is_bounded)
 
     async def commit(self, writes: Sequence[Write]) -> CommitReport:
         if self._writer is None:
