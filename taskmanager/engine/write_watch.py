@@ -66,21 +66,24 @@ class WriteWatch:
 
     def _ring(self) -> None:
         self.close()
-        if self._store.is_told:
-            self._mark = self._store.mark()
-            self._look_soon()
-            self._rest()
+        if not self._store.is_told:
+            self._unsettled_until_s = self._life.loop.time() + UNSETTLED_S  # its time may be that of the write before
+            self._look()
             return
-        self._unsettled_until_s = self._life.loop.time() + UNSETTLED_S  # its time may be that of the write before
-        self._look()
+        self._mark = self._store.mark()
+        self._look_soon()
+        self._rest()
 
     def _look(self) -> None:
         self._timer, now_s = None, self._life.loop.time()
         mark = self._store.mark()
-        if mark != self._mark:
-            self._mark, self._unsettled_until_s = mark, now_s + UNSETTLED_S
         if mark is None:  # nobody can tell
             return
+        if self._store.is_told:
+            self._rest()
+            return
+        if mark != self._mark:
+            self._mark, self._unsettled_until_s = mark, now_s + UNSETTLED_S
         if now_s >= self._unsettled_until_s:
             self._rest()
             return
@@ -89,11 +92,14 @@ class WriteWatch:
         self.begin()
 
     def _rest(self) -> None:
-        """Wait for the next write, which the system tells of, or else look again."""
-        descriptor = self._store.watch()
-        if descriptor is None or self._store.mark() != self._mark:
+        """Wait for the next write, which the system or the server tells of, or else look again."""
+        descriptor, mark = self._store.watch(), self._store.mark()
+        if descriptor is None or (mark != self._mark and not self._store.is_told):
             self._begin(QUIET_LOOK_S)
             return
+        if mark != self._mark:  # it was told before the descriptor was there
+            self._mark = mark
+            self._look_soon()
         try:
             self._life.loop.add_reader(descriptor, self._ring)
         except NotImplementedError:  # a loop of a GUI toolkit

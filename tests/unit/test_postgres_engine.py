@@ -157,3 +157,20 @@ async def test_instance_whose_sessions_are_ended_goes_on_at_once(cluster: Cluste
         await happens(lambda: watch.put_back() and watch.seen_s is not None and watch.seen_s[0] > before_s)
         await asyncio.wait_for(work.enqueue(), UNSEEN_S)
         assert not engine.dispatcher.is_unseen
+
+
+async def test_instance_that_writes_all_the_time_hears_of_others_at_once(schema_url: str) -> None:
+    """Its own commits change the mark of the store, and others are not looked for by the clock because of that."""
+    manager = TaskManager(schema_url)
+
+    @manager.task(persist=True)
+    async def work() -> None: ...
+
+    async with manager:
+        assert manager._lifecycle is not None
+        write_watch = manager._lifecycle._poller._write_watch
+        for _ in range(100):
+            await work.enqueue()
+            if write_watch._descriptor is not None:
+                break
+        assert repr(write_watch) == "<WriteWatch waits for a write>"
