@@ -18,6 +18,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # In the order of the folders, and not the files with the most tests first: the longest files have few tests, and what runs
 # last would run alone. The last ones in tests/unit are short.
 PYTEST_FLAGS := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# The files of the tests lie in memory where there are 4 GiB for them: what only a power cut can tell apart needs no disk, and
+# to wait for one takes longer than the tests. The benchmarks stay on the disk.
+test others quick long: export TMPDIR ?= $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 4194304 {print "/dev/shm"}')
 # The suite that proves the rules on every Python; crash, acceptance and slow tests run on the main one.
 PORTABLE := tests/unit tests/contract tests/properties
 # What those between the oldest and the newest run: they differ from both in little. `make others NARROW="$(PORTABLE)"` is all of it.

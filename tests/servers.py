@@ -103,7 +103,7 @@ class _Site:
 
     def __init__(self) -> None:
         # Not below the folders of pytest: nobody but its user can reach those.
-        self.folder = Path(tempfile.mkdtemp(prefix="taskmanager-pg-", dir="/tmp"))
+        self.folder = Path(tempfile.mkdtemp(prefix="taskmanager-pg-"))
         self.port = free_port()
         self.log = self.folder / "log"
         self.process: subprocess.Popen[bytes] | None = None
