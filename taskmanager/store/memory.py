@@ -4,10 +4,12 @@ Every call works at once in the thread of its caller. None of them waits, so a v
 """
 
 import asyncio
+import atexit
 import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
 from weakref import finalize
 
@@ -177,9 +179,23 @@ def _new_database() -> SqliteSession:
         ":memory:", isolation_level=None, cached_statements=CACHED_STATEMENTS, check_same_thread=False
     )
     configure_any(connection)
+    _fresh().backup(connection)
+    return connection
+
+
+@cache
+def _fresh() -> SqliteSession:
+    """Return a database without rows, to be copied: that takes 0.1 ms, where its statements take 6."""
+    connection = SqliteSession(":memory:", isolation_level=None, check_same_thread=False)
     create(connection, migrations())
     connection.execute(_BY_END)
+    atexit.register(_let_go, connection)
     return connection
+
+
+def _let_go(connection: SqliteSession) -> None:
+    _fresh.cache_clear()
+    _close(connection)
 
 
 def _close(connection: SqliteSession) -> None:

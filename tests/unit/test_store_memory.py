@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -12,6 +14,7 @@ from taskmanager.model.record import TaskRow, TaskWrite
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import TaskFilter
 from tests.contract.rows import FREE_ROW, attempt, expected, task
+from tests.crash.harness import ROOT
 
 pytestmark = pytest.mark.anyio
 
@@ -95,3 +98,18 @@ def test_child_of_a_fork_in_the_middle_of_a_call_may_use_memory() -> None:
             os._exit(1)
     working.join()
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_memory_store_can_be_made_while_the_program_ends() -> None:
+    """The empty database of which each is a copy is closed by then. It is made anew."""
+    program = f"""
+import atexit
+made = []
+atexit.register(lambda: print(made))
+atexit.register(lambda: made.append(MemoryStore()))
+from {MemoryStore.__module__} import MemoryStore
+MemoryStore()
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[<MemoryStore 0 live, 0 ended>]\n", "")
