@@ -82,6 +82,24 @@ async def test_sender_needs_no_more_than_the_right_to_insert(cluster: "Cluster",
         assert await handle == 7
 
 
+@pytest.fixture
+def nobody_notifies(cluster: "Cluster") -> Iterator[None]:
+    """The right to notify is taken from all but superusers."""
+    cluster.psql("REVOKE EXECUTE ON FUNCTION pg_notify(text, text) FROM PUBLIC")
+    yield
+    cluster.psql("GRANT EXECUTE ON FUNCTION pg_notify(text, text) TO PUBLIC")
+
+
+async def test_sender_needs_no_right_to_notify(cluster: "Cluster", roles: str, nobody_notifies: None) -> None:
+    """An idle worker hears nothing of its row, and finds it all the same."""
+    manager = Adding(cluster.url(roles, f"{roles}_app"))
+    async with manager:
+        sql, values = manager.insert_statement(manager.add, 3, 4)
+        with psycopg.connect(cluster.url(user=f"{roles}_sender")) as sender:
+            sender.execute(sql.encode(), values)
+        assert await manager.handle(str(values[0])) == 7
+
+
 @pytest.mark.parametrize("revoked", ["USAGE ON SCHEMA {0}", "SELECT ON ALL TABLES IN SCHEMA {0}"])
 async def test_missing_right_is_named_with_what_to_do(cluster: "Cluster", roles: str, revoked: str) -> None:
     cluster.psql(f"REVOKE {revoked.format(roles)} FROM {roles}_app")

@@ -532,6 +532,44 @@ def test_full_queue_of_notices_fails_no_insert(
     assert heard(listener) == ([("task_new", f"{whole}:a")] if usage < 0.9 else [])
 
 
+@pytest.fixture
+def sender(cluster: Cluster) -> Iterator[str]:
+    """A role without the right to notify, which is taken from everybody meanwhile."""
+    cluster.psql("CREATE ROLE sender LOGIN; REVOKE EXECUTE ON FUNCTION pg_notify(text, text) FROM PUBLIC")
+    yield "sender"
+    cluster.psql("GRANT EXECUTE ON FUNCTION pg_notify(text, text) TO PUBLIC; DROP OWNED BY sender; DROP ROLE sender")
+
+
+@pytest.mark.parametrize("way", ["start", "script"])
+def test_missing_right_to_notify_fails_no_insert(
+    cluster: Cluster, session: Connection, name: str, listener: Connection, sender: str, way: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Such rows are found by polling. The schema learns that beside instances of the version before."""
+    own = parts.migrations()
+    with monkeypatch.context() as before:
+        before.setattr(schema, "migrations", lambda: own[:3])
+        schema.migrate(session, name)
+    register(session)
+    session.execute(f"GRANT USAGE ON SCHEMA {name} TO sender; GRANT INSERT ON taskmanager_tasks TO sender".encode())
+    listener.execute("LISTEN task_new")
+    with opened(cluster, name, sender) as other:
+        with pytest.raises(errors.InsufficientPrivilege, match="pg_notify"):
+            insert(other, "a")
+        if way == "start":
+            schema.migrate(session, name)
+        else:
+            file = tmp_path / "script.sql"
+            file.write_text(schema.script(name))
+            psql(cluster, file)
+        insert(other, "b")
+        assert heard(listener) == []
+        session.execute("GRANT EXECUTE ON FUNCTION pg_notify(text, text) TO sender")
+        insert(other, "c")
+    assert heard(listener) == [("task_new", f"{name}:c")]
+    assert session.execute("SELECT id FROM taskmanager_pending ORDER BY id").fetchall() == [("b",), ("c",)]
+
+
 def test_silent_transactions_tell_nobody(user: Connection, whole: str, listener: Connection) -> None:
     """Those of the library, which tell behind their commit. The next transaction is heard again."""
     listener.execute("LISTEN task_new; LISTEN task_done")
