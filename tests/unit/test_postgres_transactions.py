@@ -30,6 +30,13 @@ def session(schema_url: str) -> Iterator[PostgresSession]:
     made.raw.close()
 
 
+def test_session_is_let_go_of_by_the_server_when_its_host_is_silent(session: PostgresSession) -> None:
+    """It would keep one for two hours, by the settings of most systems."""
+    names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
+    asked = ", ".join(f"current_setting('{name}')" for name in names)
+    assert session.execute_plain(f"SELECT {asked}").fetchone() == ("5", "3", "4", "15000")
+
+
 def has_written(session: PostgresSession) -> int:
     """Ask it in a transaction that changes nothing."""
     with session.transaction(is_beside=True):

@@ -354,7 +354,7 @@ async def test_take_says_why_it_failed_and_can_be_repeated(cluster: Cluster, sch
     await watch.take()
     assert watch.put_back()
     watch.drop()
-    assert locks(cluster) == 0
+    wait_for(lambda: locks(cluster) == 0, lambda: "the lock is still held")
     watch.drop()
 
 

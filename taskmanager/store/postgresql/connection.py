@@ -18,7 +18,7 @@ import psycopg
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import MORE_THREADS
-from taskmanager.store.postgresql.address import Address
+from taskmanager.store.postgresql.address import KEEPALIVES, Address
 from taskmanager.store.postgresql.faults import has_lost_connection, is_gone, is_repeated, is_stale, translate
 from taskmanager.store.postgresql.schema import migrate
 from taskmanager.store.postgresql.session import PostgresSession, adapt
@@ -34,6 +34,13 @@ PREPARE_AFTER: Final = 3
 IS_FORKED: Final = (
     "was connected in the parent process when this one was forked; both would use one connection. Start this process "
     "by spawn, or fork before the manager starts"
+)
+
+
+_SETTINGS: Final = "; ".join(
+    f"SET {name} = {value}"
+    # JIT takes seconds to compile what is over in a moment.
+    for name, value in {"jit": "off", **KEEPALIVES}.items()
 )
 
 
@@ -70,7 +77,7 @@ def connect(address: Address, use: str = "command", *, is_direct: bool = False) 
             raw.prepare_threshold = None  # the next transaction may be with another server process
             session.read_settings = "; SET LOCAL jit = off"
         else:
-            session.execute_plain("SET jit = off")  # it takes seconds to compile what is over in a moment
+            session.execute_plain(_SETTINGS)
     except BaseException:
         raw.close()
         raise

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg import sql
 
+from taskmanager.store.postgresql.address import KEEPALIVES
 from taskmanager.store.postgresql.lives import HAS_NO_LOCK, HELD
 from taskmanager.store.postgresql.notices import ROW_CHANNELS, channel_of, is_of
 
@@ -20,11 +21,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "statement_timeout": "10s",
     "idle_session_timeout": "0",  # since PostgreSQL 14
     "jit": "off",
-    # The server's side of the connection: it lets go of the lock within 17 s when our host has vanished.
-    "tcp_keepalives_idle": "5",
-    "tcp_keepalives_interval": "3",
-    "tcp_keepalives_count": "4",
-    "tcp_user_timeout": "15000",
+    **KEEPALIVES,  # so the lock of a host that has vanished is free soon
 }
 _SET: Final = """
     SELECT set_config(key, value, false) FROM json_each_text(%s::json)
