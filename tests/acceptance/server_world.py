@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
+import os
+import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -102,6 +105,47 @@ class ServerWorld:
             f'SELECT task_id FROM "{schema}".taskmanager_task_attempts GROUP BY task_id HAVING count(*) > 1'
         )
         assert not twice
+
+
+class SmallDisk:
+    """A file system in memory that takes the place of one folder of a server's data, and can be filled."""
+
+    def __init__(self, folder: Path, size_mb: int) -> None:
+        owner = folder.stat()
+        options = f"size={size_mb}m,mode=700,uid={owner.st_uid},gid={owner.st_gid}"
+        command = ["mount", "-t", "tmpfs", "-o", options, "taskmanager-test", folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+        self.folder, self._filler = folder, folder / "filler"
+
+    @classmethod
+    def instead_of(cls, name: str, server: Cluster, size_mb: int) -> "SmallDisk":
+        """Move a folder of the data to such a disk, while the server is down."""
+        server.stop()
+        folder = server.data / name
+        old = folder.with_name(f"{name}.old")
+        folder.rename(old)
+        folder.mkdir()
+        os.chown(folder, old.stat().st_uid, old.stat().st_gid)
+        disk = cls(folder, size_mb)
+        subprocess.run(["cp", "-a", f"{old}/.", folder], check=True)
+        server.start()
+        return disk
+
+    def fill(self) -> None:
+        """Leave nothing."""
+        found = os.statvfs(self.folder)
+        with self._filler.open("xb") as filler:
+            os.posix_fallocate(filler.fileno(), 0, found.f_bavail * found.f_frsize)
+
+    def empty(self) -> None:
+        """Make room."""
+        self._filler.unlink()
+
+    def unmount(self) -> None:
+        """The server has ended."""
+        subprocess.run(["umount", self.folder], check=True)
 
 
 class Records(logging.Handler):

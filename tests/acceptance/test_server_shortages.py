@@ -2,10 +2,8 @@
 
 import asyncio
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -16,6 +14,7 @@ from tests.acceptance.server_world import (
     OURS,
     Records,
     ServerWorld,
+    SmallDisk,
     app_of_its_own,
     eventually,
     hearing,
@@ -155,47 +154,6 @@ async def test_server_that_refuses_notices_costs_no_commit(
     one.judge(without_notices, schema)
 
 
-class SmallDisk:
-    """A file system in memory that takes the place of one folder, and can be filled."""
-
-    def __init__(self, folder: Path) -> None:
-        owner = folder.stat()
-        options = f"size={DISK_MB}m,mode=700,uid={owner.st_uid},gid={owner.st_gid}"
-        command = ["mount", "-t", "tmpfs", "-o", options, "taskmanager-test", folder]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-        self.folder, self._filler = folder, folder / "filler"
-
-    def fill(self) -> None:
-        """Leave nothing."""
-        found = os.statvfs(self.folder)
-        with self._filler.open("xb") as filler:
-            os.posix_fallocate(filler.fileno(), 0, found.f_bavail * found.f_frsize)
-
-    def empty(self) -> None:
-        """Make room."""
-        self._filler.unlink()
-
-    def unmount(self) -> None:
-        """The server has ended."""
-        subprocess.run(["umount", self.folder], check=True)
-
-
-def moved(server: Cluster, name: str) -> SmallDisk:
-    """Move a folder of the data to a small disk, while the server is down."""
-    server.stop()
-    folder = server.data / name
-    old = folder.with_name(f"{name}.old")
-    folder.rename(old)
-    folder.mkdir()
-    os.chown(folder, old.stat().st_uid, old.stat().st_gid)
-    disk = SmallDisk(folder)
-    subprocess.run(["cp", "-a", f"{old}/.", folder], check=True)
-    server.start()
-    return disk
-
-
 @pytest.fixture
 def small() -> Iterator[Cluster]:
     """A server of its own, which keeps little of its log. Mounting needs the rights of root."""
@@ -213,7 +171,7 @@ def small() -> Iterator[Cluster]:
 @pytest.fixture
 def disk(small: Cluster, request: pytest.FixtureRequest) -> Iterator[SmallDisk]:
     """The disk on which its tables are, or its log."""
-    made = moved(small, request.param)
+    made = SmallDisk.instead_of(request.param, small, DISK_MB)
     yield made
     small.stop("immediate")
     made.unmount()

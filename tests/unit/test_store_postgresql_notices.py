@@ -55,7 +55,9 @@ def test_channel_is_the_name_of_the_schema_if_that_fits() -> None:
 
 
 def test_queue_state_names_the_session_that_is_open_longest(cluster: Cluster) -> None:
-    with psycopg.connect(cluster.url(), application_name="forgotten") as idle, psycopg.connect(cluster.url()) as asking:
+    """In any database: the queue is one for all of them."""
+    forgotten = psycopg.connect(cluster.url(), dbname="template1", application_name="forgotten")
+    with forgotten as idle, psycopg.connect(cluster.url()) as asking:
         idle.execute("SELECT 1")
         state = queue_state(asking)
         assert (state.usage, state.pid, state.application_name) == (0.0, idle.info.backend_pid, "forgotten")

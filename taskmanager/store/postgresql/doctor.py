@@ -34,6 +34,8 @@ MANY_DEAD: Final = 50_000
 FULL: Final = 0.8
 """The part of `max_connections` from which on it is said."""
 FULL_QUEUE: Final = 0.1
+PINNED_S: Final = 1.0
+"""Who has kept the queue from being emptied has been in its transaction for longer."""
 SHOWN: Final = 3
 ALONE: Final = frozenset({"schema"})
 """Tables that an instance only reads."""
@@ -356,10 +358,9 @@ def notifications(queue: QueueState) -> Finding:
     told = f"the queue is {queue.usage:.0%} full"
     if queue.usage < FULL_QUEUE:
         return Finding("notifications", True, told)
-    if queue.pid is None:
-        return Finding(
-            "notifications", False, told, "a session that listens reads nothing; find it in pg_stat_activity"
-        )
+    if queue.pid is None or (queue.open_s or 0.0) < PINNED_S:
+        advice = "a session that listens reads nothing; ask pg_stat_activity, by a role that has pg_read_all_stats"
+        return Finding("notifications", False, told, advice)
     who = (
         f"process {queue.pid} ({queue.application_name or 'no name'}), in a transaction for {_span(queue.open_s or 0)}"
     )

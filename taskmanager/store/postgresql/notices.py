@@ -84,7 +84,8 @@ class QueueState(NamedTuple):
     """The server's queue of notifications, from 0 to 1, and the session that may keep it from being emptied.
 
     A session that listens reads nothing while it is in a transaction. The server does not say who listens, so it is
-    the one that has been in a transaction for the longest time: its process, name, and seconds. None where none is.
+    the one that has been in a transaction for the longest time, in whatever database: its process, name, and seconds.
+    None where none is, or where this role may not see it.
     """
 
     usage: float
@@ -98,7 +99,7 @@ QUEUE_STATE: Final = """
         extract(epoch FROM clock_timestamp() - oldest.xact_start)::float8
     FROM (SELECT 1) AS one LEFT JOIN LATERAL (
         SELECT pid, application_name, xact_start FROM pg_stat_activity
-        WHERE datname = current_database() AND backend_type = 'client backend' AND xact_start IS NOT NULL
+        WHERE backend_type = 'client backend' AND xact_start IS NOT NULL
             AND pid <> pg_backend_pid()
         ORDER BY xact_start LIMIT 1
     ) AS oldest ON true

@@ -147,6 +147,12 @@ def test_doctor_of_a_server_says_what_to_do(found: Any, name: str) -> None:
     assert (found.name, found.is_well, bool(found.found and found.advice)) == (name, False, True)
 
 
+def test_doctor_names_nobody_who_only_passes_by() -> None:
+    """The sessions of other roles are hidden from many. The oldest that is seen is then one of our own."""
+    assert "pg_terminate_backend" not in str(notifications(QueueState(1.0, 42, "taskmanager writer", 0.2)).advice)
+    assert "pg_terminate_backend(42)" in str(notifications(QueueState(1.0, 42, "psql", 9.0)).advice)
+
+
 def test_doctor_of_a_server_is_content_with_what_is_usual() -> None:
     """Small numbers, and a way past a pooler, are no findings."""
     assert transactions([], SOUND._replace(sees_others=False)).found.endswith(
