@@ -179,7 +179,7 @@ async def horsies(dsn: str, count: int, single: int) -> Figures:
             found = 0
             async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
                 while found < wanted:
-                    cursor = await connection.execute("SELECT count(*) FROM horsies_tasks WHERE status = 'COMPLETED'")
+                    cursor = await connection.execute("SELECT count(*) FROM horsies_task_history")
                     (found,) = await cursor.fetchone() or (0,)
                     await asyncio.sleep(PAUSE_S)
 
