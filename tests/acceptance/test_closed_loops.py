@@ -14,7 +14,7 @@ import pytest
 
 from taskmanager import TaskManager, step
 
-pytestmark = [pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")]
 DESCRIPTORS = Path("/proc/self/fd")
 LOOPS = 50
 

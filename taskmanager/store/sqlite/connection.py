@@ -109,6 +109,11 @@ class Threaded(aiosqlite.Connection):
         # daemons are joined before any exit hook could end them.
         self._thread = threading.Thread(target=_work, args=(self._tx,), name="taskmanager-store", daemon=True)
 
+    def __del__(self) -> None:
+        """End what was collected with a loop that was closed in the middle of a start. aiosqlite would warn of that."""
+        if self._connection is not None:
+            self.stop()
+
     @property
     def has_thread(self) -> bool:
         """Whether its thread lives. It has ended when it could not tell its loop, because that is closed."""
