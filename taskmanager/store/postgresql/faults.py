@@ -26,10 +26,13 @@ _TRANSIENT: Final = {
     "57": "the server, or somebody on it, has ended this; it is tried again",
     "58": "the server's disk reports an error; check the server",
 }
+_ANEW: Final = (
+    "it is made anew; if that goes on, a pooler mixes sessions up: use its session mode, or the server's own address"
+)
 _BY_CODE: Final = {
     "25006": "the server can only be read: it is a standby, or was set so; the way to the primary is tried again",
-    "26000": "the session has lost what it had prepared; it is made anew",
-    "42P05": "the session has prepared that already; it is made anew",
+    "26000": f"the session has lost what it had prepared; {_ANEW}",
+    "42P05": f"the session has prepared that already; {_ANEW}",
     "25P03": "a transaction stood still for too long, and was ended; it is tried again",
     "25P04": "a transaction took too long, and was ended; it is tried again",
     "42501": "a right is missing; `taskmanager migrate --sql` shows which rights the application's role needs",
