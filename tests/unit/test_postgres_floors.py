@@ -7,7 +7,7 @@ import pytest
 
 from taskmanager.model.clock import SystemClock
 from taskmanager.store.postgresql import claims
-from taskmanager.store.postgresql.floors import ASK_S, LATE_US, QUICK_S, SLOW_S, Floors
+from taskmanager.store.postgresql.floors import ASK_S, LATE_US, SLOW_S, Floors
 from tests.contract.rows import task, wants
 from tests.unit.postgres_sessions import Connected, other, session
 
@@ -35,7 +35,7 @@ def clock() -> Slow:
 @pytest.fixture
 def slow(session: Connected, clock: Slow) -> Connected:
     """A session for which all takes long, and whose last claim did."""
-    session.floors = Floors(clock)
+    session.floors = Floors(clock, quick_s=0.0)
     session.floors.note(session.floors.begin())
     return session
 
@@ -85,13 +85,22 @@ def test_postgres_claim_above_floors_sees_all_others_later(slow: Connected, cloc
     assert ids(slow) == ["back"]
 
 
+def test_postgres_claim_above_floors_owes_another_one(slow: Connected, clock: Slow) -> None:
+    """Once, and when the next question may be asked: else nobody would claim again until somebody writes."""
+    assert ids(slow) == []
+    assert not slow.floors.take_owed()
+    clock.now_s += ASK_S
+    assert [slow.floors.take_owed(), slow.floors.take_owed()] == [True, False]
+
+
 def test_postgres_floors_are_given_up_where_they_are_found_fast(slow: Connected, clock: Slow) -> None:
+    """By the server: the way there may be long."""
     slow.put(task("a", enqueued_at=NOW))
     assert ids(slow) == ["a"]
     clock.now_s += ASK_S
-    clock.step_s = QUICK_S / 2
-    for name in ("back", "again"):
-        slow.put(task(name, enqueued_at=1))
+    slow.floors.quick_s, clock.step_s = 60, 120
+    for name, due_at in {"back": 2, "earlier": 1}.items():
+        slow.put(task(name, enqueued_at=due_at))
         assert ids(slow) == [name]
 
 

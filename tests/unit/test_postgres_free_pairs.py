@@ -38,16 +38,15 @@ class Clock(SystemClock):
 
 @pytest.fixture
 def clock() -> Clock:
-    """Makes each look slow."""
     return Clock()
 
 
 @pytest.fixture
 def looking(session: Connected, clock: Clock, schema_url: str) -> Iterator[PostgresSession]:
-    """The session of a reader."""
+    """The session of a reader, which takes each look for a slow one."""
     made = connect(Address.of(schema_url))
     lead_to_schema(made)
-    made._free_pairs = FreePairs(clock)
+    made._free_pairs = FreePairs(clock, slow_s=0.0)
     yield made
     made.raw.close()
 
@@ -91,6 +90,20 @@ def test_free_pairs_are_not_looked_for_twice_in_a_second(
     assert waiting(looking) == [("app:job", "default", 1), ("app:other", "default", NOW)]
 
 
+def test_free_pairs_owe_a_look_after_one_that_may_have_passed_something_over(
+    session: Connected, looking: PostgresSession, clock: Clock
+) -> None:
+    """Once, and when the second is over: else nobody would look again until somebody writes."""
+    session.put(task("a", enqueued_at=NOW))
+    assert waiting(looking) == [("app:job", "default", NOW)]
+    clock.now_s += ASK_S
+    assert not looking.take_owed()  # that look has passed nothing over
+    assert len(waiting(looking)) == len(waiting(looking)) == 1
+    assert not looking.take_owed()
+    clock.now_s += ASK_S
+    assert [looking.take_owed(), looking.take_owed()] == [True, False]
+
+
 def test_free_pairs_stay_known_when_nothing_waits(session: Connected, looking: PostgresSession, clock: Clock) -> None:
     """Of a function that has waited before, the next row is seen at once."""
     session.put(task("a", enqueued_at=NOW))
@@ -105,7 +118,8 @@ def test_free_pairs_stay_known_when_nothing_waits(session: Connected, looking: P
 def test_free_pairs_are_looked_for_each_time_where_that_is_fast(
     session: Connected, looking: PostgresSession, clock: Clock
 ) -> None:
-    clock.step_s = SLOW_S / 2
+    """By the server: the way there may be long."""
+    looking._free_pairs.slow_s, clock.step_s = 60, 120
     session.put(task("a", enqueued_at=NOW))
     assert waiting(looking) == [("app:job", "default", NOW)]
     session.put(task("back", enqueued_at=1))

@@ -7,9 +7,12 @@ import pytest
 
 from taskmanager.rules.claims import Room, Starting
 from taskmanager.store.postgresql.address import Address
+from taskmanager.store.postgresql.floors import ASK_S
+from taskmanager.store.postgresql.free_pairs import FreePairs
 from taskmanager.store.postgresql.store import PostgresStore
 from tests.contract.rows import ME, put, task, wants
 from tests.crash.harness import PATIENCE_S
+from tests.unit.test_store_postgresql_watch import ManualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -85,3 +88,20 @@ async def test_others_are_not_woken(hearing: PostgresStore, writing: PostgresSto
     assert not hears(hearing, within_s=0.2)
     await writing.set_paused("default", True, 1_000)
     assert hears(hearing)
+
+
+async def test_store_changes_when_something_was_passed_over(hearing: PostgresStore) -> None:
+    """Nobody tells of that. One change is enough: what looks then sees it, or owes another look."""
+    session = await hearing._read(lambda session: session)
+    session._free_pairs = FreePairs(clock := ManualClock(), slow_s=0.0)  # type: ignore[attr-defined]  # of a reader
+    await put(hearing, task("t1"))
+    assert len(await hearing.free_queues(1)) == 1
+    await put(hearing, task("t2", task_name="app:other"))
+    assert len(await hearing.free_queues(1)) == 1
+    before = await hearing.changes()
+    assert await hearing.changes() == before
+    clock.now_s += ASK_S
+    after = await hearing.changes()
+    assert after != before
+    assert await hearing.changes() == after
+    assert len(await hearing.free_queues(1)) == 2

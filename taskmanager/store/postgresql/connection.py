@@ -163,6 +163,11 @@ class Connection:
         """Whether a pooler stands between."""
         return self._session is not None and self._session.is_pooled
 
+    def take_owed(self) -> bool:
+        """See `PostgresSession.take_owed`."""
+        session = self._session
+        return session is not None and session.take_owed()
+
     @property
     def has_thread(self) -> bool:
         """Whether its thread lives."""

@@ -7,7 +7,7 @@ seldom, where the free rows begin, and the claims in between begin there.
 
 from typing import Any, Final
 
-from taskmanager.model.clock import Clock, SystemClock
+from taskmanager.model.clock import SECOND_US, Clock, SystemClock
 from taskmanager.model.config import PRIORITY_RANGE
 from taskmanager.store.postgresql.writing import numbers
 from taskmanager.store.sql.claims import BETTER
@@ -16,12 +16,16 @@ from taskmanager.store.sql.session import Session
 SLOW_S: Final = 0.005
 """A claim that took longer may have read many dead entries."""
 QUICK_S: Final = 0.002
-"""Where asking takes less, there are few."""
+"""Where the server takes less to find the floors, there are few."""
 ASK_S: Final = 1.0
 ASK_SHARE: Final = 20
 """It is asked once in so long at most, and takes one part in so many of the time at most."""
 LATE_US: Final = 1_000_000
 """Rows that were sent so long before the question may be committed after it."""
+TOOK_US: Final = "CAST(1000000 * extract(epoch FROM clock_timestamp() - statement_timestamp()) AS bigint)"
+"""How long the server has worked on the statement so far. The way to it and back says nothing of dead entries, and nor
+does a thread that waits for the interpreter: to a server 4 ms away, all looks take long.
+"""
 _BEST, _WORST = PRIORITY_RANGE
 _CLOCK: Final = SystemClock()
 
@@ -42,21 +46,23 @@ WITH each_priority AS (
 )
 """
 """All priorities with what was found out before."""
-_ASK: Final = f"{FOUND_LEVELS} SELECT priority, floor FROM each_priority"
+_ASK: Final = f"{FOUND_LEVELS} SELECT priority, floor FROM each_priority UNION ALL SELECT NULL, {TOOK_US}"
 
 
 class Floors:
     """Those of one queue.
 
     A row that comes back with an earlier due time is seen after the next question: after a second, or twenty times what
-    that takes.
+    that takes. So a claim that has begun at floors owes another one then (`take_owed`).
     """
 
-    def __init__(self, clock: Clock = _CLOCK) -> None:
+    def __init__(self, clock: Clock = _CLOCK, quick_s: float = QUICK_S) -> None:
         self._clock = clock
+        self.quick_s = quick_s
         self._is_wanted = False
         self._ask_at_s = 0.0
         self._given: str | None = None
+        self._is_owed = False
 
     def __repr__(self) -> str:
         return f"<Floors {self._given or 'unused'}>"
@@ -65,15 +71,24 @@ class Floors:
         """Return the parameter of `GIVEN_LEVELS` for a claim of `known`. None where it had better look for itself."""
         if (self._is_wanted or self._given is not None) and self.begin() >= self._ask_at_s:
             self._ask(session, known)
+        if self._given is not None:
+            self._is_owed = True
         return self._given
+
+    def take_owed(self) -> bool:
+        """Return, once, whether rows may have been passed over that the next claim would find."""
+        is_owed = self._is_owed and self.begin() >= self._ask_at_s
+        self._is_owed = self._is_owed and not is_owed
+        return is_owed
 
     def _ask(self, session: Session, known: dict[str, Any]) -> None:
         began_s = self.begin()
         latest = known["now"] - LATE_US
-        found: dict[int, int] = dict(session.execute(_ASK, known | {"better_than": _WORST + 1}).fetchall())
-        took_s = self._clock.elapsed_s() - began_s
+        *rows, (_, took_us) = session.execute(_ASK, known | {"better_than": _WORST + 1}).fetchall()
+        found: dict[int, int] = dict(rows)
+        took_s = took_us / SECOND_US
         by_priority = [min(found.get(each, latest), latest) for each in range(_BEST, _WORST + 1)]
-        self._given = numbers(by_priority) if took_s >= QUICK_S else None
+        self._given = numbers(by_priority) if took_s >= self.quick_s else None
         self._is_wanted = False
         self._ask_at_s = began_s + max(ASK_S, ASK_SHARE * took_s)
 

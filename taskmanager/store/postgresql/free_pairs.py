@@ -3,13 +3,13 @@
 It hops through the functions, queues and priorities of the index `taskmanager_tasks_free`, and takes the first row of
 each. Where that is slow, because nothing that was taken can be cleared away (see `Floors`), looks begin for a second,
 or for twenty times what it took, where the first rows were then. What comes back with an earlier due time meanwhile,
-or is the first of its function, queue and priority, is seen after that.
+or is the first of its function, queue and priority, is seen after that. So such a look owes another one then.
 """
 
 from typing import TYPE_CHECKING, Final
 
-from taskmanager.model.clock import Clock, SystemClock
-from taskmanager.store.postgresql.floors import ASK_S, ASK_SHARE, LATE_US, SLOW_S
+from taskmanager.model.clock import SECOND_US, Clock, SystemClock
+from taskmanager.store.postgresql.floors import ASK_S, ASK_SHARE, LATE_US, SLOW_S, TOOK_US
 from taskmanager.store.postgresql.writing import numbers, texts
 from taskmanager.store.protocol import FreeQueue
 from taskmanager.store.sql.claims import IS_FREE
@@ -31,7 +31,7 @@ WITH RECURSIVE level AS (
         {_FIRST % f"AND ({_KEYS}) > (level.task_name, level.queue_name, level.priority)"}
     ) AS r
 )
-SELECT * FROM level
+SELECT * FROM level UNION ALL SELECT NULL, NULL, NULL, {TOOK_US}
 """
 KNOWN: Final = f"""
 SELECT level.*, r.enqueued_at FROM unnest(
@@ -49,10 +49,12 @@ Key = tuple[str, str, int]
 class FreePairs:
     """What one session knows of them."""
 
-    def __init__(self, clock: Clock = _CLOCK) -> None:
+    def __init__(self, clock: Clock = _CLOCK, slow_s: float = SLOW_S) -> None:
         self._clock = clock
+        self.slow_s = slow_s
         self._floors: dict[Key, int] = {}
         self._known_until_s = 0.0
+        self._is_owed = False
 
     def __repr__(self) -> str:
         return f"<FreePairs {len(self._floors)} known>"
@@ -65,18 +67,26 @@ class FreePairs:
             first[name, queue] = min(due_at, first.get((name, queue), due_at))
         return [FreeQueue(name, queue, 1, due_at) for (name, queue), due_at in sorted(first.items())]
 
+    def take_owed(self) -> bool:
+        """Return, once, whether something may have been passed over that the next look would find."""
+        is_owed = self._is_owed and self._clock.elapsed_s() >= self._known_until_s
+        self._is_owed = self._is_owed and not is_owed
+        return is_owed
+
     def _look(self, session: "PostgresSession") -> dict[Key, int]:
         latest, began_s = self._clock.now_us() - LATE_US, self._clock.elapsed_s()
-        found: dict[Key, int] = {tuple(key): due_at for *key, due_at in session.execute_by_indexes(ALL).fetchall()}
-        took_s = self._clock.elapsed_s() - began_s
+        *rows, (_, _, _, took_us) = session.execute_by_indexes(ALL).fetchall()
+        found: dict[Key, int] = {tuple(key): due_at for *key, due_at in rows}
+        took_s = took_us / SECOND_US
         self._floors = {key: min(found.get(key, latest), latest) for key in {**self._floors, **found}}
         if len(self._floors) > MAX_KNOWN:
             self._floors = {}
-        if took_s >= SLOW_S and self._floors:
+        if took_s >= self.slow_s and self._floors:
             self._known_until_s = began_s + max(ASK_S, ASK_SHARE * took_s)
         return found
 
     def _look_at_known(self, session: "PostgresSession") -> dict[Key, int]:
+        self._is_owed = True
         rows = session.execute_by_indexes(KNOWN, self._given()).fetchall()
         return {(name, queue, priority): due_at for name, queue, priority, _, due_at in rows}
 

@@ -202,6 +202,10 @@ class Watch:
             self._count_change()
         return self._change_count
 
+    def doubt(self) -> None:
+        """Let the next `changes` differ: something was not looked for."""
+        self._heard_s = -math.inf
+
     def mark(self) -> int:
         """Return a number that differs after each notice of others."""
         return self._change_count
