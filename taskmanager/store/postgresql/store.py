@@ -12,6 +12,7 @@ from taskmanager.model.record import Write
 from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.beat import PostgresBeater
 from taskmanager.store.postgresql.connection import (
+    THREAD_ENDS_S,
     Connection,
     Origin,
     ask_nothing,
@@ -140,8 +141,10 @@ class PostgresStore(Verbs):
         reader, self._reader = self._reader, None
         writer, self._writer = self._writer, None
         if writer is not None and self._counting.has_any:
-            with suppress(StoreError):  # what is lost by that are the figures of some moments
-                await writer.hop(self._do_unsynced, add_counted, self._counting)
+            # The server may never answer. What is lost by that are the figures of some moments.
+            with suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(THREAD_ENDS_S):
+                    await writer.hop(self._do_unsynced, add_counted, self._counting)
         try:
             if reader is not None:
                 await reader.close()
