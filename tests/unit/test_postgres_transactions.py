@@ -13,6 +13,7 @@ from taskmanager.store.postgresql.connection import connect, lead_to_schema
 from taskmanager.store.postgresql.looks import Looks
 from taskmanager.store.postgresql.session import PostgresSession
 from taskmanager.store.sql import statements as sql
+from taskmanager.store.sql.instances import BEAT
 from tests.crash.harness import wait_for
 from tests.servers import Cluster, PgBouncer, find_pgbouncer
 
@@ -35,6 +36,17 @@ def test_session_is_let_go_of_by_the_server_when_its_host_is_silent(session: Pos
     names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
     asked = ", ".join(f"current_setting('{name}')" for name in names)
     assert session.execute_plain(f"SELECT {asked}").fetchone() == ("5", "3", "4", "15000")
+
+
+def test_lost_session_makes_the_driver_say_nothing(
+    session: PostgresSession, cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Heartbeats are many rows in one statement, and they meet the loss first. The store says it, once."""
+    cluster.psql(f"SELECT pg_terminate_backend({session.raw.info.backend_pid})")
+    with pytest.raises(psycopg.OperationalError):
+        session.executemany(BEAT, [("i", "runner", 1, "h", 7)] * 2)
+    assert session.raw.closed
+    assert caplog.messages == []
 
 
 def has_written(session: PostgresSession) -> int:

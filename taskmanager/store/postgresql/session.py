@@ -194,8 +194,8 @@ class PostgresSession:
 
     def executemany(self, sql: str, rows: Iterable[Values], /) -> object:
         """See `Session.executemany`."""
-        self._open()
-        with self.raw.cursor() as cursor:
+        with self._pipelined(), self.raw.cursor() as cursor:
+            self._open()
             cursor.executemany(cast("Any", self.named(sql)), list(rows))
         return None
 
