@@ -90,7 +90,7 @@ def test_free_pairs_are_not_looked_for_twice_in_a_second(
     assert waiting(looking) == [("app:job", "default", 1), ("app:other", "default", NOW)]
 
 
-def test_free_pairs_owe_a_look_after_one_that_may_have_passed_something_over(
+def test_free_pairs_owe_a_look_after_one_that_passes_something_over(
     session: Connected, looking: PostgresSession, clock: Clock
 ) -> None:
     """Once, and when the second is over: else nobody would look again until somebody writes."""
@@ -102,6 +102,18 @@ def test_free_pairs_owe_a_look_after_one_that_may_have_passed_something_over(
     assert not looking.take_owed()
     clock.now_s += ASK_S
     assert [looking.take_owed(), looking.take_owed()] == [True, False]
+
+
+def test_free_pairs_are_not_looked_for_twice_where_nothing_has_waited(
+    session: Connected, looking: PostgresSession, clock: Clock
+) -> None:
+    """An instance that has nothing to do would read all that others have taken at each of their writes."""
+    assert waiting(looking) == []
+    session.put(task("a", enqueued_at=NOW))
+    assert waiting(looking) == []
+    clock.now_s += ASK_S
+    assert looking.take_owed()
+    assert waiting(looking) == [("app:job", "default", NOW)]
 
 
 def test_free_pairs_stay_known_when_nothing_waits(session: Connected, looking: PostgresSession, clock: Clock) -> None:

@@ -81,12 +81,14 @@ class FreePairs:
         self._floors = {key: min(found.get(key, latest), latest) for key in {**self._floors, **found}}
         if len(self._floors) > MAX_KNOWN:
             self._floors = {}
-        if took_s >= self.slow_s and self._floors:
+        elif took_s >= self.slow_s:
             self._known_until_s = began_s + max(ASK_S, ASK_SHARE * took_s)
         return found
 
     def _look_at_known(self, session: "PostgresSession") -> dict[Key, int]:
         self._is_owed = True
+        if not self._floors:
+            return {}
         rows = session.execute_by_indexes(KNOWN, self._given()).fetchall()
         return {(name, queue, priority): due_at for name, queue, priority, _, due_at in rows}
 
