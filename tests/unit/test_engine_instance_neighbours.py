@@ -8,6 +8,7 @@ import pytest
 
 from taskmanager import TaskFailed, TaskStatus
 from taskmanager.model.record import TaskWrite, expected_of
+from taskmanager.store.protocol import InstanceRow
 from tests.unit.engine_worlds import assert_counters, engine_of, manager_of, persisted, turns_until, world_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
@@ -134,6 +135,37 @@ async def test_a_task_taken_back_from_us_and_claimed_again_has_one_attempt_at_a_
         # A claim started it meanwhile, and its code could not run beside the lost one: that start counts.
         assert [each.attempt for each in attempts] == [ended.start_count] == [3]
         assert_counters(engine_of(manager))
+
+
+async def test_slow_looks_for_what_waits_at_others_are_seldom() -> None:
+    """On a server they read all that has waited there since the oldest open transaction. One alone may be a mishap."""
+    manager = manager_of()
+    async with world_of(manager) as (world, store):
+        await store.memory.save_instance(InstanceRow("other", None, "host", 1, "main", None, 1, None, None, 1))
+
+        async def looks_in(seconds: float) -> int:
+            before = store.calls.count("waiting_levels")
+            for _ in range(round(seconds * 4)):
+                store.memory.others_wrote()
+                await world.advance(0.25)
+            return store.calls.count("waiting_levels") - before
+
+        async def look_for(seconds: float) -> None:
+            store.hold("waiting_levels")
+            while "waiting_levels" not in store.held:
+                store.memory.others_wrote()
+                await world.advance(0.05)
+            await world.advance(seconds)
+            store.let_go()
+            await turns_until(lambda: not store.held)
+
+        assert await looks_in(1) >= 3
+        await look_for(0.1)
+        assert await looks_in(1) >= 3
+        await look_for(0.1)
+        await look_for(0.1)
+        assert await looks_in(1.5) == 0
+        assert await looks_in(1.5) >= 2
 
 
 # Keys.
