@@ -7,7 +7,7 @@ import pytest
 
 from taskmanager.model.clock import SystemClock
 from taskmanager.store.postgresql import claims
-from taskmanager.store.postgresql.floors import ASK_S, LATE_US, SLOW_S, Floors
+from taskmanager.store.postgresql.floors import ASK_S, ASK_SHARE, LATE_US, SLOW_S, Floors
 from tests.contract.rows import task, wants
 from tests.unit.postgres_sessions import Connected, other, session
 
@@ -36,7 +36,7 @@ def clock() -> Slow:
 def slow(session: Connected, clock: Slow) -> Connected:
     """A session for which all takes long, and whose last claim did."""
     session.floors = Floors(clock, quick_s=0.0)
-    session.floors.note(session.floors.begin())
+    session.floors.note(SLOW_S)
     return session
 
 
@@ -85,12 +85,30 @@ def test_postgres_claim_above_floors_sees_all_others_later(slow: Connected, cloc
     assert ids(slow) == ["back"]
 
 
-def test_postgres_claim_above_floors_owes_another_one(slow: Connected, clock: Slow) -> None:
+def test_postgres_claim_above_floors_needs_another_one(slow: Connected, clock: Slow) -> None:
     """Once, and when the next question may be asked: else nobody would claim again until somebody writes."""
     assert ids(slow) == []
-    assert not slow.floors.take_owed()
+    assert not slow.floors.take_needed_look()
     clock.now_s += ASK_S
-    assert [slow.floors.take_owed(), slow.floors.take_owed()] == [True, False]
+    assert [slow.floors.take_needed_look(), slow.floors.take_needed_look()] == [True, False]
+
+
+def test_postgres_woken_rows_are_looked_for_seldom_where_that_is_slow(slow: Connected, clock: Slow) -> None:
+    """They stand below all floors. A look that was left out is needed, once, when the next one may be made."""
+    clock.step_s = 0.0
+    asleep = task("woken", enqueued_at=1, snooze_count=1)
+    slow.floors.note_none_woken(SLOW_S / 2)
+    slow.put(asleep)
+    assert [row.task_id for row in slow.take(has_slept=True, now=NOW)] == ["woken"]
+    slow.floors.note_none_woken(1.0)
+    slow.put(asleep._replace(task_id="again"))
+    assert slow.take(has_slept=True, now=NOW) == []
+    clock.now_s += ASK_SHARE / 2
+    assert not slow.floors.take_needed_look()
+    clock.now_s += ASK_SHARE / 2
+    assert [slow.floors.take_needed_look(), slow.floors.take_needed_look()] == [True, False]
+    assert [row.task_id for row in slow.take(has_slept=True, now=NOW)] == ["again"]
+    assert not slow.floors.take_needed_look()
 
 
 def test_postgres_floors_are_given_up_where_they_are_found_fast(slow: Connected, clock: Slow) -> None:

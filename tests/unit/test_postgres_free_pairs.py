@@ -90,18 +90,18 @@ def test_free_pairs_are_not_looked_for_twice_in_a_second(
     assert waiting(looking) == [("app:job", "default", 1), ("app:other", "default", NOW)]
 
 
-def test_free_pairs_owe_a_look_after_one_that_passes_something_over(
+def test_free_pairs_need_a_look_after_one_that_passes_something_over(
     session: Connected, looking: PostgresSession, clock: Clock
 ) -> None:
     """Once, and when the second is over: else nobody would look again until somebody writes."""
     session.put(task("a", enqueued_at=NOW))
     assert waiting(looking) == [("app:job", "default", NOW)]
     clock.now_s += ASK_S
-    assert not looking.take_owed()  # that look has passed nothing over
+    assert not looking.take_needed_look()  # that look has passed nothing over
     assert len(waiting(looking)) == len(waiting(looking)) == 1
-    assert not looking.take_owed()
+    assert not looking.take_needed_look()
     clock.now_s += ASK_S
-    assert [looking.take_owed(), looking.take_owed()] == [True, False]
+    assert [looking.take_needed_look(), looking.take_needed_look()] == [True, False]
 
 
 def test_free_pairs_are_not_looked_for_twice_where_nothing_has_waited(
@@ -112,7 +112,7 @@ def test_free_pairs_are_not_looked_for_twice_where_nothing_has_waited(
     session.put(task("a", enqueued_at=NOW))
     assert waiting(looking) == []
     clock.now_s += ASK_S
-    assert looking.take_owed()
+    assert looking.take_needed_look()
     assert waiting(looking) == [("app:job", "default", NOW)]
 
 

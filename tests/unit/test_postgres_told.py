@@ -91,7 +91,7 @@ async def test_others_are_not_woken(hearing: PostgresStore, writing: PostgresSto
 
 
 async def test_store_changes_when_something_was_passed_over(hearing: PostgresStore) -> None:
-    """Nobody tells of that. One change is enough: what looks then sees it, or owes another look."""
+    """Nobody tells of that. One change is enough: what looks then sees it, or needs another look."""
     session = await hearing._read(lambda session: session)
     session._free_pairs = FreePairs(clock := ManualClock(), slow_s=0.0)  # type: ignore[attr-defined]  # of a reader
     await put(hearing, task("t1"))

@@ -16,8 +16,9 @@ others may have locked the best ones.
 
 from typing import Any, Final
 
+from taskmanager.model.clock import SECOND_US
 from taskmanager.model.record import TaskRow
-from taskmanager.store.postgresql.floors import FOUND_LEVELS, GIVEN_LEVELS, Floors
+from taskmanager.store.postgresql.floors import FOUND_LEVELS, GIVEN_LEVELS, TOOK_US, Floors
 from taskmanager.store.postgresql.writing import numbers, texts
 from taskmanager.store.protocol import ClaimRequest
 from taskmanager.store.sql.claims import BETTER, IN_QUEUE, IS_FREE, IS_PLAIN, WAITS
@@ -102,7 +103,7 @@ claimed AS (
         AND NOT (SELECT is_cut FROM cut)
     RETURNING {_ROW}
 )
-SELECT json_group_array(row), (SELECT wakes FROM state), (SELECT is_cut FROM cut)
+SELECT json_group_array(row), (SELECT wakes FROM state), (SELECT is_cut FROM cut), {TOOK_US}
 FROM (SELECT row FROM started UNION ALL SELECT row FROM claimed) AS taken
 """
 
@@ -155,25 +156,29 @@ def take(session: Session, request: ClaimRequest, limit: int, floors: Floors) ->
     """See `Session.take`. `floors` are those of the queue."""
     known = _given(request, limit)
     if request.others_due_at is not None:
-        text, _, _ = session.execute(OF_OTHERS, known).fetchone()
+        text, *_ = session.execute(OF_OTHERS, known).fetchone()
         return packed_rows(text)
+    if request.has_slept and not floors.may_seek_woken():
+        return []
     best = SLEPT if request.has_slept else READY
     text, wakes, is_cut = _take_best(session, best, known, floors)
     if wakes:
         session.execute(_WAKE, {"now": request.now})
-        text, _, is_cut = session.execute(best, known | {"is_awake": True}).fetchone()
+        text, _, is_cut, _ = session.execute(best, known | {"is_awake": True}).fetchone()
     if is_cut:
         known |= {"scanned": _SORTED_PER_ROW * limit, "may_be_cut": False, "is_awake": True}
-        text, _, _ = session.execute(BY_FUNCTION, known).fetchone()
+        text, *_ = session.execute(BY_FUNCTION, known).fetchone()
     return packed_rows(text)
 
 
 def _take_best(session: Session, best: str, known: dict[str, Any], floors: Floors) -> tuple[str, bool, bool]:
     given = floors.given(session, known) if best is READY else None
-    began_s = floors.begin()
-    text, wakes, is_cut = session.execute(ABOVE_FLOORS if given else best, known | {"floors": given}).fetchone()
+    found = session.execute(ABOVE_FLOORS if given else best, known | {"floors": given}).fetchone()
+    text, wakes, is_cut, took_us = found
     if given is None:
-        floors.note(began_s)
+        floors.note(took_us / SECOND_US)
+    if best is SLEPT and not wakes and text == "[]":
+        floors.note_none_woken(took_us / SECOND_US)
     return text, wakes, is_cut
 
 

@@ -163,10 +163,10 @@ class Connection:
         """Whether a pooler stands between."""
         return self._session is not None and self._session.is_pooled
 
-    def take_owed(self) -> bool:
-        """See `PostgresSession.take_owed`."""
+    def take_needed_look(self) -> bool:
+        """See `PostgresSession.take_needed_look`."""
         session = self._session
-        return session is not None and session.take_owed()
+        return session is not None and session.take_needed_look()
 
     @property
     def has_thread(self) -> bool:

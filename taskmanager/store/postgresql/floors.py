@@ -2,7 +2,7 @@
 
 While somebody keeps a transaction open, the entries of rows that were taken cannot be cleared away. They stand before
 those of the rows that are free, and each claim would read all of them. So after a slow claim it is asked once, and then
-seldom, where the free rows begin, and the claims in between begin there.
+seldom, where the free rows begin, and the claims in between begin there. What was woken is looked for seldom as well.
 """
 
 from typing import Any, Final
@@ -53,7 +53,7 @@ class Floors:
     """Those of one queue.
 
     A row that comes back with an earlier due time is seen after the next question: after a second, or twenty times what
-    that takes. So a claim that has begun at floors owes another one then (`take_owed`).
+    that takes. So a claim that has begun at floors needs another one then (`take_needed_look`).
     """
 
     def __init__(self, clock: Clock = _CLOCK, quick_s: float = QUICK_S) -> None:
@@ -62,27 +62,34 @@ class Floors:
         self._is_wanted = False
         self._ask_at_s = 0.0
         self._given: str | None = None
-        self._is_owed = False
+        self._needs_look = self._needs_woken_look = False
+        self._woken_at_s = 0.0
+        """When it may be looked for woken rows again."""
 
     def __repr__(self) -> str:
         return f"<Floors {self._given or 'unused'}>"
 
     def given(self, session: Session, known: dict[str, Any]) -> str | None:
         """Return the parameter of `GIVEN_LEVELS` for a claim of `known`. None where it had better look for itself."""
-        if (self._is_wanted or self._given is not None) and self.begin() >= self._ask_at_s:
+        if (self._is_wanted or self._given is not None) and self._clock.elapsed_s() >= self._ask_at_s:
             self._ask(session, known)
         if self._given is not None:
-            self._is_owed = True
+            self._needs_look = True
         return self._given
 
-    def take_owed(self) -> bool:
+    def take_needed_look(self) -> bool:
         """Return, once, whether rows may have been passed over that the next claim would find."""
-        is_owed = self._is_owed and self.begin() >= self._ask_at_s
-        self._is_owed = self._is_owed and not is_owed
-        return is_owed
+        now_s = self._clock.elapsed_s()
+        if self._needs_look and now_s >= self._ask_at_s:
+            self._needs_look = False
+            return True
+        if self._needs_woken_look and now_s >= self._woken_at_s:
+            self._needs_woken_look = False
+            return True
+        return False
 
     def _ask(self, session: Session, known: dict[str, Any]) -> None:
-        began_s = self.begin()
+        began_s = self._clock.elapsed_s()
         latest = known["now"] - LATE_US
         *rows, (_, took_us) = session.execute(_ASK, known | {"better_than": _WORST + 1}).fetchall()
         found: dict[int, int] = dict(rows)
@@ -92,10 +99,16 @@ class Floors:
         self._is_wanted = False
         self._ask_at_s = began_s + max(ASK_S, ASK_SHARE * took_s)
 
-    def begin(self) -> float:
-        """Return the time, for `note`."""
-        return self._clock.elapsed_s()
+    def may_seek_woken(self) -> bool:
+        """Return whether a claim may look for woken rows, which stand below all floors. If not, a later one has to."""
+        self._needs_woken_look = self._clock.elapsed_s() < self._woken_at_s
+        return not self._needs_woken_look
 
-    def note(self, began_s: float) -> None:
-        """Note that a claim that has looked for itself has ended now."""
-        self._is_wanted = self._clock.elapsed_s() - began_s >= SLOW_S
+    def note(self, took_s: float) -> None:
+        """Note how long the server has worked on a claim that has looked for itself."""
+        self._is_wanted = took_s >= SLOW_S
+
+    def note_none_woken(self, took_s: float) -> None:
+        """Note that a claim has found no woken rows."""
+        if took_s >= SLOW_S:
+            self._woken_at_s = self._clock.elapsed_s() + ASK_SHARE * took_s

@@ -3,7 +3,7 @@
 It hops through the functions, queues and priorities of the index `taskmanager_tasks_free`, and takes the first row of
 each. Where that is slow, because nothing that was taken can be cleared away (see `Floors`), looks begin for a second,
 or for twenty times what it took, where the first rows were then. What comes back with an earlier due time meanwhile,
-or is the first of its function, queue and priority, is seen after that. So such a look owes another one then.
+or is the first of its function, queue and priority, is seen after that. So such a look needs another one then.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -54,7 +54,7 @@ class FreePairs:
         self.slow_s = slow_s
         self._floors: dict[Key, int] = {}
         self._known_until_s = 0.0
-        self._is_owed = False
+        self._needs_look = False
 
     def __repr__(self) -> str:
         return f"<FreePairs {len(self._floors)} known>"
@@ -67,11 +67,11 @@ class FreePairs:
             first[name, queue] = min(due_at, first.get((name, queue), due_at))
         return [FreeQueue(name, queue, 1, due_at) for (name, queue), due_at in sorted(first.items())]
 
-    def take_owed(self) -> bool:
+    def take_needed_look(self) -> bool:
         """Return, once, whether something may have been passed over that the next look would find."""
-        is_owed = self._is_owed and self._clock.elapsed_s() >= self._known_until_s
-        self._is_owed = self._is_owed and not is_owed
-        return is_owed
+        needs_look = self._needs_look and self._clock.elapsed_s() >= self._known_until_s
+        self._needs_look = self._needs_look and not needs_look
+        return needs_look
 
     def _look(self, session: "PostgresSession") -> dict[Key, int]:
         latest, began_s = self._clock.now_us() - LATE_US, self._clock.elapsed_s()
@@ -86,7 +86,7 @@ class FreePairs:
         return found
 
     def _look_at_known(self, session: "PostgresSession") -> dict[Key, int]:
-        self._is_owed = True
+        self._needs_look = True
         if not self._floors:
             return {}
         rows = session.execute_by_indexes(KNOWN, self._given()).fetchall()

@@ -303,9 +303,11 @@ class PostgresSession:
         """Return what `Store.free_queues` does for a cap of one."""
         return self._free_pairs.look(self)
 
-    def take_owed(self) -> bool:
+    def take_needed_look(self) -> bool:
         """Return, once, whether looks or claims that begin at floors may have passed rows over. From any thread."""
-        return self._free_pairs.take_owed() or any(each.take_owed() for each in list(self._floors.values()))
+        return self._free_pairs.take_needed_look() or any(
+            each.take_needed_look() for each in list(self._floors.values())
+        )
 
     def hold_queue(self, queue_name: str) -> None:
         """See `Session.hold_queue`."""

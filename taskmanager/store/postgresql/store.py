@@ -248,7 +248,7 @@ class PostgresStore(Verbs):
 
     async def changes(self) -> int:
         if self._watch is not None and not self._watch.is_pooled:
-            if any(each.take_owed() for each in (self._reader, self._writer) if each is not None):
+            if any(each.take_needed_look() for each in (self._reader, self._writer) if each is not None):
                 self._watch.doubt()
             return self._watch.changes()
         self._look_count += 1
