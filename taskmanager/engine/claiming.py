@@ -71,17 +71,20 @@ class Claimer:
             live.status, live.claimed_at = TaskStatus.PENDING, None
             self._life.free_row(live)
 
-    async def claim(self) -> None:
-        """Fill memory from the store, as far as there is room now: during a start with the best tasks only.
+    async def claim(self) -> bool:
+        """Fill memory from the store, as far as there is room now: during a start with the best tasks only. Return
+        whether anything was claimed.
 
         What starts meanwhile makes room for the next look: a backlog must not keep that from hearing of pauses, cancels
         and deaths.
         """
         if self._settings.only_enqueues or self._dispatcher.is_unseen:
-            return
+            return False
         async with self._claiming:
-            if await self._claim_due() and self._life.is_up:
+            has_claimed = await self._claim_due()
+            if has_claimed and self._life.is_up:
                 self._expect(await self._store.free_queues(NO_COUNT))  # behind the rows that were due may be others
+            return has_claimed
 
     def _expect(self, free: list[FreeQueue]) -> None:
         """Note when the next of these rows is due. What was left for want of room is asked for when there is some."""

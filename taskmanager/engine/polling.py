@@ -216,7 +216,7 @@ class Poller:
         if (changed or asked or is_due) and not self._life.is_stopping:
             if was_owed:
                 await self._recover_strays()
-            await claimer.claim()
+            self._write_watch.has_brought_work = await claimer.claim()
         await self._sharing.look(changed=changed)
         if self._counted and self._may_have_freed(changed=changed):
             await self._count_free()

@@ -15,6 +15,7 @@ from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.beat import PostgresBeater
 from taskmanager.store.postgresql.connection import Connection
 from taskmanager.store.postgresql.store import PostgresStore
+from taskmanager.store.postgresql.watch import Watch
 from taskmanager.store.presence import UNSEEN_S
 from taskmanager.store.protocol import Beat
 from tests.servers import EVERYBODY, Cluster
@@ -173,4 +174,30 @@ async def test_instance_that_writes_all_the_time_hears_of_others_at_once(schema_
             await work.enqueue()
             if write_watch._descriptor is not None:
                 break
+        assert repr(write_watch) == "<WriteWatch waits for a write>"
+
+
+async def test_instance_is_not_kept_busy_by_writes_that_bring_no_work(schema_url: str) -> None:
+    """A look that has brought some is followed by the next one at once, any other one by a pause."""
+    manager = TaskManager(schema_url)
+    async with manager:
+        assert manager._lifecycle is not None
+        watch, looks = engine_of(manager).presence, list[str]()
+        assert isinstance(watch, Watch)
+        write_watch = manager._lifecycle._poller._write_watch
+        await happens(lambda: write_watch._descriptor is not None)
+        write_watch._look_soon = lambda: looks.append("look")
+        write_watch._quiet_until_s = asyncio.get_running_loop().time() + 3600
+        write_watch.has_brought_work = True
+        watch._rouse()  # as a notice does
+        await happens(lambda: looks == ["look"])
+        write_watch._quiet_until_s = asyncio.get_running_loop().time() + 3600
+        write_watch.has_brought_work = False
+        watch._rouse()
+        await happens(lambda: repr(write_watch) == "<WriteWatch looks>")
+        assert looks == ["look"]
+        assert write_watch._timer is not None
+        write_watch._timer.cancel()
+        write_watch._look()  # when the pause is over
+        assert looks == ["look", "look"]
         assert repr(write_watch) == "<WriteWatch waits for a write>"
