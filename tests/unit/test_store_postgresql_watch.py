@@ -302,6 +302,32 @@ async def test_notices_of_a_burst_are_few(watch_of: Make) -> None:
     assert two.mark() == before + 1
 
 
+@pytest.mark.parametrize("ends", [False, True])
+async def test_notice_that_could_not_be_sent_is_sent_later(watch_of: Make, ends: bool) -> None:
+    """The server has refused it, or the session has ended meanwhile. The sessions of the others do not know that."""
+    one, two = await watch_of("one"), await watch_of("two")
+    session, descriptor = one._session, two.watch()
+    assert session is not None
+    assert descriptor is not None
+
+    def refuse(payload: str) -> None:
+        session.say = say  # type: ignore[method-assign]  # once
+        if ends:
+            session.close()
+        raise psycopg.errors.LockNotAvailable(payload)
+
+    say, session.say = session.say, refuse  # type: ignore[method-assign]  # see above
+    one.tell(["task"], "new")
+    if ends:
+        until_it_was_lost(one)
+        until_it_holds(one)
+    else:
+        wait_for(lambda: session.say == say, lambda: repr(one))
+    look(one, after_s=1.0)
+    assert waits_for(descriptor)
+    assert two.mark() == 1
+
+
 async def test_notices_of_other_schemas_are_ignored(cluster: Cluster, schema: str, watch_of: Make) -> None:
     """Two channels are those of the whole database. There rows are told of that other programs have written."""
     other = f"{schema}_other"

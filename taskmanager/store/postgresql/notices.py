@@ -64,6 +64,12 @@ class Notices:
                 self._ids.setdefault(what, {}).update(dict.fromkeys(task_ids))
             return is_first
 
+    def put_back(self) -> None:
+        """Let it be said again, without its ids, that something was committed: what was taken could not be said."""
+        with self._lock:
+            self._is_many = self._has_any = True
+            self._ids.clear()
+
     def take(self) -> str:
         """Return the payload for all that waits, which does not wait any more."""
         with self._lock:

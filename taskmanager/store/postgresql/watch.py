@@ -367,7 +367,13 @@ class Watch:
 
     def _say(self, session: WatchSession) -> None:
         self._tell_at_s = self._clock.elapsed_s() + TELL_S
-        session.say(self._notices.take())
+        said = self._notices.take()
+        try:
+            session.say(said)
+        except psycopg.Error:  # the lock of all who notify is held for long, say, by one that waits for a standby
+            self._notices.put_back()
+            self._tell_at_s = self._clock.elapsed_s() + LOOK_S
+            raise
 
     def close_inherited(self) -> None:
         """Forget the session and the thread of the parent process."""
