@@ -11,7 +11,7 @@ never meet it. A program that stands still in the middle loses its transaction t
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, cast
 
 import psycopg
@@ -220,6 +220,10 @@ class PostgresSession:
             self.commit()
         finally:
             self.rollback()
+
+    def together(self) -> AbstractContextManager[None]:
+        """See `Session.together`."""
+        return self._pipelined()
 
     @contextmanager
     def _pipelined(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from taskmanager.store.sql.rows import (
     read_attempt,
     read_row,
     status_of,
+    unpacked,
 )
 from taskmanager.store.sql.session import Session
 from taskmanager.store.sql.statements import ATTEMPT_COLUMNS, LIVE_SQL, TASK_COLUMNS, quoted
@@ -263,13 +264,19 @@ def fetch_expired(connection: Session, now: int, *, limit: int) -> list[TaskRow]
     return task_rows(connection, _EXPIRED, {"now": now, "limit": limit})
 
 
+_CANCEL_REQUESTS: Final = f"""
+SELECT json_group_array(id) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_cancel
+WHERE claimed_by_worker_id = ? AND cancel_requested_at IS NOT NULL AND status IN ({LIVE_SQL})
+"""
+_INSTANCES: Final = f"""
+SELECT {", ".join(InstanceRow._fields)} FROM taskmanager_instances ORDER BY started_at, instance_id
+"""
+_PAUSED: Final = "SELECT queue_name FROM taskmanager_queues WHERE paused_at IS NOT NULL"
+
+
 def fetch_cancel_requests(connection: Session, owner: str) -> list[str]:
     """See `Store.fetch_cancel_requests`."""
-    query = f"""
-        SELECT json_group_array(id) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_cancel
-        WHERE claimed_by_worker_id = ? AND cancel_requested_at IS NOT NULL AND status IN ({LIVE_SQL})
-    """
-    return sorted(packed(connection, query, (owner,)))
+    return sorted(packed(connection, _CANCEL_REQUESTS, (owner,)))
 
 
 def counts(connection: Session) -> dict[TaskStatus, int]:
@@ -301,20 +308,24 @@ def counts_up_to(connection: Session, cap: int) -> tuple[dict[TaskStatus, int], 
 
 def instances(connection: Session) -> list[InstanceRow]:
     """See `Store.instances`."""
-    names = ", ".join(InstanceRow._fields)
-    rows = connection.execute(f"SELECT {names} FROM taskmanager_instances ORDER BY started_at, instance_id").fetchall()
-    return [InstanceRow._make(row) for row in rows]
+    return [InstanceRow._make(row) for row in connection.execute(_INSTANCES).fetchall()]
 
 
 def paused_queues(connection: Session) -> frozenset[str]:
     """See `Store.paused_queues`."""
-    rows = connection.execute("SELECT queue_name FROM taskmanager_queues WHERE paused_at IS NOT NULL").fetchall()
-    return frozenset(name for (name,) in rows)
+    return frozenset(name for (name,) in connection.execute(_PAUSED).fetchall())
 
 
 def news(connection: Session, instance_id: str) -> News:
     """See `Store.news`."""
-    return News(instances(connection), paused_queues(connection), fetch_cancel_requests(connection, instance_id))
+    with connection.together():
+        rows, paused = connection.execute(_INSTANCES), connection.execute(_PAUSED)
+        requests = connection.execute(_CANCEL_REQUESTS, (instance_id,))
+    return News(
+        [InstanceRow._make(row) for row in rows.fetchall()],
+        frozenset(name for (name,) in paused.fetchall()),
+        sorted(unpacked(requests.fetchone()[0])),
+    )
 
 
 def paused_since(connection: Session) -> dict[str, int]:

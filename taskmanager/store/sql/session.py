@@ -55,6 +55,10 @@ class Session(Protocol):
         """Do one statement, whose values are named (`:name`) or in order (`?`)."""
         ...
 
+    def together(self) -> AbstractContextManager[object]:
+        """Send what is executed in the block in one way to the database. The answers are read after it."""
+        ...
+
     def executemany(self, sql: str, rows: Iterable[Values], /) -> object:
         """Do one statement for each of these rows."""
         ...

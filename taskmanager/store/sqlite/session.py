@@ -13,7 +13,7 @@ an adapter first.
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, lru_cache
 from itertools import chain
 from operator import itemgetter
@@ -97,6 +97,10 @@ class SqliteSession(sqlite3.Connection):
             self.commit()
         finally:
             self.rollback()  # does nothing once it is over, or where SQLite has rolled back by itself (full, I/O)
+
+    def together(self) -> AbstractContextManager[object]:
+        """See `Session.together`. The database is here."""
+        return nullcontext()
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
