@@ -67,6 +67,7 @@ class Poller:
         self.death = asyncio.Event()
         """Set while there may be an instance that has died, and of which something is to be recovered."""
         self._version: int | None = None
+        self._news_mark: object = None
         self.is_owed = False
         """Whether the next look is a whole one, whatever the version of the store says."""
         self._steps_seen = 0
@@ -204,13 +205,17 @@ class Poller:
         was_owed, self.is_owed = self.is_owed or self._life.owes_look, True
         self._life.owes_look = False
         await claimer.ask_again()
-        version = await self._store.changes()
+        version, news_mark = await self._store.changes(), self._store.news_mark()
         changed = was_owed or version != self._version
         now_us = self._wall_clock.now_us()
         is_due = await self._mend_due(now_us) or claimer.is_due(now_us)
         if changed:
             await self._claim_submitted()
-            await self._hear_others()
+            if was_owed or news_mark is None or news_mark != self._news_mark:
+                await self._hear_news()
+            for attempt in list(self._runner.running.values()):
+                attempt.hear()
+            self._life.kick()
         if len(self._follower) and (changed or asked or self._follower.needs_look):
             await self._follower.look_at_all(is_changed=changed)  # our own recovery may have ended one
         if (changed or asked or is_due) and not self._life.is_stopping:
@@ -220,7 +225,7 @@ class Poller:
         await self._sharing.look(changed=changed)
         if self._counted and self._may_have_freed(changed=changed):
             await self._count_free()
-        self._version, self.is_owed = version, False
+        self._version, self._news_mark, self.is_owed = version, news_mark, False
 
     def _may_have_freed(self, *, changed: bool) -> bool:
         """Whether free rows may have come or gone since they were counted, by writes of others or of this instance.
@@ -260,7 +265,7 @@ class Poller:
         self._steps_seen = count
         return mended > 0
 
-    async def _hear_others(self) -> None:
+    async def _hear_news(self) -> None:
         before, pause_count = self._neighbours.living, self._dispatcher.pause_count
         news = await self._store.news(self._identity.instance_id)
         self._neighbours.registered(news.instances)
@@ -275,9 +280,6 @@ class Poller:
             live = self._live.get(task_id)
             if live is not None:
                 self._life.cancel(live)
-        for attempt in list(self._runner.running.values()):
-            attempt.hear()
-        self._life.kick()
 
     async def _hear_pauses(self, paused: frozenset[str], count: int) -> None:
         """`count` is that of the dispatcher before these were read."""

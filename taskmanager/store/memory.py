@@ -132,6 +132,9 @@ class MemoryStore(Verbs):
         """Nobody else can write here."""
         return 0
 
+    def news_mark(self) -> None:
+        return None
+
     def mark(self) -> None:
         return None
 

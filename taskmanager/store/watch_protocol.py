@@ -56,6 +56,12 @@ class WatchedStore(Protocol):
         """
         ...
 
+    def news_mark(self) -> object:
+        """Return what differs with the number of `changes` unless others have only written tasks: then `Store.news`
+        are those of before. None where nobody can tell. To be asked after `changes`.
+        """
+        ...
+
     def mark(self) -> object:
         """Return what differs soon after anybody has written, this store too; None where nobody can tell.
 

@@ -75,10 +75,12 @@ def hears(store: PostgresStore, within_s: float = PATIENCE_S) -> bool:
 
 @pytest.mark.parametrize("verb", TOLD)
 async def test_others_hear_at_once(hearing: PostgresStore, writing: PostgresStore, verb: str) -> None:
-    before = await hearing.changes()
+    """A commit of tasks is no news: the rest of what others may have written is as before."""
+    before, news_mark = await hearing.changes(), hearing.news_mark()
     await TOLD[verb](writing)
     assert hears(hearing)
     assert await hearing.changes() != before
+    assert (hearing.news_mark() == news_mark) == (verb == "commit")
 
 
 @pytest.mark.parametrize("verb", UNTOLD)

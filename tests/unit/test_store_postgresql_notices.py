@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from taskmanager.model.ids import new_task_id
-from taskmanager.store.postgresql.notices import MAX_PAYLOAD_BYTES, Notices, channel_of, is_of, queue_state
+from taskmanager.store.postgresql.notices import MAX_PAYLOAD_BYTES, Notices, channel_of, has_news, is_of, queue_state
 from tests.servers import Cluster
 
 
@@ -27,6 +27,23 @@ def test_notices_that_do_not_fit_say_many(ids: list[str]) -> None:
     notices.add(["another"], "new")
     assert notices.take() == 'jobs:{"many":true}'
     assert not notices
+
+
+def test_notices_tell_news_beside_tasks() -> None:
+    """A write without ids, such as a pause, is heard also where it is said together with commits of tasks."""
+    notices = Notices("jobs")
+    for count in (1, 500):
+        notices.add([f"t{number}" for number in range(count)], "written")
+        assert not has_news(notices.take())
+        notices.add([f"t{number}" for number in range(count)], "written")
+        notices.add((), "written")
+        assert has_news(notices.take())
+    notices.add((), "written")
+    assert notices.take() == 'jobs:{"news":true}'
+    notices.add(["t1"], "written")
+    assert notices.take() == 'jobs:{"written":["t1"]}'
+    assert has_news("jobs:01a2"), "a row of another program"
+    assert has_news("sent by hand")
 
 
 def test_notices_fit_with_as_many_ids_as_are_kept() -> None:

@@ -19,6 +19,7 @@ MAX_CHANNEL_BYTES: Final = 63
 SAY_ONCE: Final = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)"
 """One notice by a session that has no settings for it: it waits for no disk."""
 _PREFIX: Final = "taskmanager_"
+_NEWS: Final = '"news":true'
 ROW_CHANNELS: Final = ("task_new", "task_done")
 """Where the trigger tells of rows that were written by other programs."""
 
@@ -39,15 +40,23 @@ def is_of(schema: str, payload: str) -> bool:
     return payload.startswith(f"{schema}:") or ":" not in payload
 
 
+def has_news(payload: str) -> bool:
+    """Return whether a notice tells of more than tasks that were written. What is not understood may."""
+    return ":{" not in payload or _NEWS in payload
+
+
 class Notices:
-    """What is to be said next. Many commits become one notice, with their ids as long as they fit."""
+    """What is to be said next. Many commits become one notice, with their ids as long as they fit.
+
+    A write without ids is of something else than tasks, such as a pause: that is news for everybody.
+    """
 
     def __init__(self, schema: str) -> None:
         self._schema = schema
         self._lock = threading.Lock()
         self._ids: dict[str, dict[str, None]] = {}
         self._count = 0
-        self._is_many = self._has_any = False
+        self._is_many = self._has_any = self._has_news = False
 
     def __bool__(self) -> bool:
         return self._has_any
@@ -56,6 +65,7 @@ class Notices:
         """Add the ids of one commit, if it has some. Return whether nothing waited before."""
         with self._lock:
             is_first, self._has_any = not self._has_any, True
+            self._has_news = self._has_news or not task_ids
             self._count += len(task_ids)
             if self._count > MAX_IDS:
                 self._is_many = True
@@ -67,7 +77,7 @@ class Notices:
     def put_back(self) -> None:
         """Let it be said again, without its ids, that something was committed: what was taken could not be said."""
         with self._lock:
-            self._is_many = self._has_any = True
+            self._is_many = self._has_any = self._has_news = True
             self._ids.clear()
 
     def take(self) -> str:
@@ -75,12 +85,13 @@ class Notices:
         with self._lock:
             ids, self._ids = self._ids, {}
             is_many, self._is_many = self._is_many, False
-            self._count, self._has_any = 0, False
+            news = {"news": True} if self._has_news else {}
+            self._count, self._has_any, self._has_news = 0, False, False
         if not is_many:
-            said = self._payload({what: list(some) for what, some in ids.items()})
+            said = self._payload({what: list(some) for what, some in ids.items() if some} | news)
             if len(said.encode()) <= MAX_PAYLOAD_BYTES:
                 return said
-        return self._payload({"many": True})
+        return self._payload({"many": True} | news)
 
     def _payload(self, said: dict[str, Any]) -> str:
         return f"{self._schema}:{json.dumps(said, separators=(',', ':'), ensure_ascii=False)}"

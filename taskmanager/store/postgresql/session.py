@@ -352,11 +352,12 @@ class PostgresSession:
             for value in row
         )
 
-    def say(self) -> None:
-        """Tell all instances that something was committed. A notice that is lost costs a poll."""
-        schema = self.address.schema
+    def say(self, task_ids: Sequence[str]) -> None:
+        """Tell all instances what was committed. A notice that is lost costs a poll."""
+        notices = Notices(self.address.schema)
+        notices.add(task_ids, "written")
         with suppress(psycopg.Error):
-            self.execute_plain(SAY_ONCE, (channel_of(schema), Notices(schema).take()))
+            self.execute_plain(SAY_ONCE, (channel_of(self.address.schema), notices.take()))
 
     def skip_ids(self, table: str) -> None:
         """See `Session.skip_ids`. Needs the right to change the sequence, which whoever made the schema has."""

@@ -185,7 +185,7 @@ class PostgresStore(Verbs):
         if self._watch is not None:
             self._watch.tell(task_ids, "written")
         else:
-            session.say()
+            session.say(task_ids)
 
     async def _read(self, work: Callable[[PostgresSession, *Ts], R], *args: *Ts) -> R:
         if self._reader is None:
@@ -253,6 +253,9 @@ class PostgresStore(Verbs):
             return self._watch.changes()
         self._look_count += 1
         return self._look_count
+
+    def news_mark(self) -> object:
+        return None if self._watch is None or self._watch.is_pooled else self._watch.news()
 
     def mark(self) -> object:
         return None if self._watch is None or self._watch.is_pooled else (self._watch.mark(), self._write_count)

@@ -82,7 +82,7 @@ class Watch:
         self._holds_lock = False
         self._seen_s: tuple[float, float] | None = None
         self._change_numbers = itertools.count(1)
-        self._change_count = 0
+        self._change_count = self._news_count = 0
         self._heard_s = self._look_at_s = self._tell_at_s = clock.elapsed_s()
         self._tell_starter: Callable[[Exception | None], object] | None = None
         self._wakes_thread: Bell | None = None
@@ -206,6 +206,10 @@ class Watch:
         """Let the next `changes` differ: something was not looked for."""
         self._heard_s = -math.inf
 
+    def news(self) -> int:
+        """Return a number that differs with that of `changes`, unless nothing but tasks was written."""
+        return self._news_count
+
     def mark(self) -> int:
         """Return a number that differs after each notice of others."""
         return self._change_count
@@ -221,13 +225,16 @@ class Watch:
         bell.hush()
         return bell.fileno()
 
-    def _count_change(self) -> None:
-        self._change_count = next(self._change_numbers)  # two threads that add one may add it once
+    def _count_change(self, *, is_news: bool = True) -> None:
+        number = next(self._change_numbers)  # two threads that add one may add it once
+        if is_news:
+            self._news_count = number
+        self._change_count = number
         self._heard_s = self._clock.elapsed_s()
 
-    def _rouse(self) -> None:
+    def _rouse(self, *, is_news: bool = True) -> None:
         """Let the loop look at the store."""
-        self._count_change()
+        self._count_change(is_news=is_news)
         if self._wakes_loop is not None:
             self._wakes_loop.ring()
 
@@ -327,8 +334,9 @@ class Watch:
                     self._try(session, self._look)
                 if self._notices and now_s >= self._tell_at_s:
                     self._try(session, self._say)
-                if session.take_heard():
-                    self._rouse()
+                heard_count, news_count = session.take_heard()
+                if heard_count:
+                    self._rouse(is_news=news_count > 0)
                 due_s = min(self._look_at_s, self._tell_at_s) if self._notices else self._look_at_s
                 for key, _ in selector.select(max(due_s - self._clock.elapsed_s(), 0.0)):
                     if key.fileobj is bell:

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from taskmanager.store.postgresql.address import KEEPALIVES
 from taskmanager.store.postgresql.lives import HAS_NO_LOCK, HELD
-from taskmanager.store.postgresql.notices import ROW_CHANNELS, channel_of, is_of
+from taskmanager.store.postgresql.notices import ROW_CHANNELS, channel_of, has_news, is_of
 
 _SETTINGS: Final[Mapping[str, str]] = {
     "synchronous_commit": "off",  # nobody needs a notice to be on disk or on a standby
@@ -71,7 +71,7 @@ class WatchSession:
             instances=sql.Identifier(schema, "taskmanager_instances"), held=sql.SQL(HELD),
             no_lock=sql.SQL(HAS_NO_LOCK),
         )  # fmt: skip
-        self._heard_count = 0
+        self._heard_count = self._news_count = 0
         self._ending = threading.Lock()
         """Held while its descriptor is closed, or used by another thread."""
         self._raw: psycopg.Connection[tuple[Any, ...]] = psycopg.connect(conninfo, autocommit=True, prepare_threshold=3)
@@ -146,10 +146,12 @@ class WatchSession:
     def _hear(self, pid: int, payload: str) -> None:
         if pid != self._pid and is_of(self._schema, payload):
             self._heard_count += 1
+            self._news_count += has_news(payload)
 
-    def take_heard(self) -> int:
-        """Return how many notices of others have come in since the last call."""
-        heard, self._heard_count = self._heard_count, 0
+    def take_heard(self) -> tuple[int, int]:
+        """Return how many notices of others have come in since the last call, and how many of them were news."""
+        heard = self._heard_count, self._news_count
+        self._heard_count = self._news_count = 0
         return heard
 
     def cut_off(self) -> None:

@@ -234,6 +234,9 @@ class SqliteStore(Verbs):
         self._stamp.note(stamp)
         return self._version
 
+    def news_mark(self) -> None:
+        return None
+
     def mark(self) -> object:
         return self._stamp.mark()
 
