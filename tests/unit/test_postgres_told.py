@@ -107,3 +107,18 @@ async def test_store_changes_when_something_was_passed_over(hearing: PostgresSto
     assert after != before
     assert await hearing.changes() == after
     assert len(await hearing.free_queues(1)) == 2
+
+
+async def test_free_queues_of_a_host_with_a_wrong_clock_are_seen_at_once(hearing: PostgresStore) -> None:
+    """Tasks are stamped by the clock of the server, so what comes late is told by that one too."""
+    session = await hearing._read(lambda session: session)
+    session._free_pairs = FreePairs(clock := ManualClock(), slow_s=0.0)  # type: ignore[attr-defined]  # of a reader
+    hearing.clock_offset_us = -3_600_000_000
+    now = clock.now_us() + hearing.clock_offset_us
+    await put(hearing, task("t1", enqueued_at=now))
+    assert len(await hearing.free_queues(1)) == 1
+    assert len(await hearing.claim(wants(now=now))) == 1
+    clock.now_s += ASK_S
+    assert await hearing.free_queues(1) == []
+    await put(hearing, task("t2", enqueued_at=now))
+    assert len(await hearing.free_queues(1)) == 1

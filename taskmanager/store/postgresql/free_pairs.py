@@ -59,11 +59,12 @@ class FreePairs:
     def __repr__(self) -> str:
         return f"<FreePairs {len(self._floors)} known>"
 
-    def look(self, session: "PostgresSession") -> list[FreeQueue]:
-        """Return what waits, each counted as one."""
+    def look(self, session: "PostgresSession", ahead_us: int = 0) -> list[FreeQueue]:
+        """Return what waits, each counted as one. The server, by which rows are stamped, is `ahead_us` of this host."""
         is_known = self._clock.elapsed_s() < self._known_until_s
+        found = self._look_at_known(session) if is_known else self._look(session, ahead_us)
         first: dict[tuple[str, str], int] = {}
-        for (name, queue, _), due_at in (self._look_at_known(session) if is_known else self._look(session)).items():
+        for (name, queue, _), due_at in found.items():
             first[name, queue] = min(due_at, first.get((name, queue), due_at))
         return [FreeQueue(name, queue, 1, due_at) for (name, queue), due_at in sorted(first.items())]
 
@@ -73,8 +74,8 @@ class FreePairs:
         self._needs_look = self._needs_look and not needs_look
         return needs_look
 
-    def _look(self, session: "PostgresSession") -> dict[Key, int]:
-        latest, began_s = self._clock.now_us() - LATE_US, self._clock.elapsed_s()
+    def _look(self, session: "PostgresSession", ahead_us: int) -> dict[Key, int]:
+        latest, began_s = self._clock.now_us() + ahead_us - LATE_US, self._clock.elapsed_s()
         *rows, (_, _, _, took_us) = session.execute_by_indexes(ALL).fetchall()
         found: dict[Key, int] = {tuple(key): due_at for *key, due_at in rows}
         took_s = took_us / SECOND_US

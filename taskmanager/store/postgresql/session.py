@@ -303,9 +303,9 @@ class PostgresSession:
         """See `Session.take`."""
         return claims.take(self, request, limit, self._floors[request.queue_name])
 
-    def free_pairs(self) -> list[FreeQueue]:
-        """Return what `Store.free_queues` does for a cap of one."""
-        return self._free_pairs.look(self)
+    def free_pairs(self, ahead_us: int = 0) -> list[FreeQueue]:
+        """Return what `Store.free_queues` does for a cap of one. See `FreePairs.look`."""
+        return self._free_pairs.look(self, ahead_us)
 
     def take_needed_look(self) -> bool:
         """Return, once, whether looks or claims that begin at floors may have passed rows over. From any thread."""

@@ -194,7 +194,7 @@ class PostgresStore(Verbs):
 
     async def free_queues(self, count_cap: int = FREE_COUNT_CAP, *, is_bounded: bool = False) -> list[FreeQueue]:
         if count_cap == 1 and not is_bounded:
-            return await self._read(PostgresSession.free_pairs)
+            return await self._read(PostgresSession.free_pairs, self.clock_offset_us)
         return await super().free_queues(count_cap, is_bounded=is_bounded)
 
     async def commit(self, writes: Sequence[Write]) -> CommitReport:
