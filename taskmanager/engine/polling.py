@@ -213,6 +213,7 @@ class Poller:
             await self._claim_submitted()
             if was_owed or news_mark is None or news_mark != self._news_mark:
                 await self._hear_news()
+                self._news_mark = news_mark  # not at a look that hears nothing: it may differ before the version does
             for attempt in list(self._runner.running.values()):
                 attempt.hear()
             self._life.kick()
@@ -225,7 +226,7 @@ class Poller:
         await self._sharing.look(changed=changed)
         if self._counted and self._may_have_freed(changed=changed):
             await self._count_free()
-        self._version, self._news_mark, self.is_owed = version, news_mark, False
+        self._version, self.is_owed = version, False
 
     def _may_have_freed(self, *, changed: bool) -> bool:
         """Whether free rows may have come or gone since they were counted, by writes of others or of this instance.

@@ -31,6 +31,23 @@ async def test_news_of_others_are_heard_after_a_failed_look() -> None:
         assert log == ["a"]
 
 
+async def test_news_are_heard_whose_mark_differs_before_the_version() -> None:
+    """The thread that hears a notice counts first the one and then the other, and a look may come in between."""
+    manager = manager_of()
+    async with world_of(manager) as (world, store):
+        mark = "before"
+        store.memory.news_mark = lambda: mark  # type: ignore[assignment, return-value, method-assign]  # of a server
+        store.memory.others_wrote()
+        await world.advance(1)
+        await store.memory.set_paused("default", True, 1)
+        mark = "after"
+        await world.advance(1)
+        assert not engine_of(manager).dispatcher.queue("default").is_paused
+        store.memory.others_wrote()
+        await world.advance(1)
+        assert engine_of(manager).dispatcher.queue("default").is_paused
+
+
 async def test_a_cancelled_free_row_wakes_those_who_follow_it() -> None:
     """Our own write does not change the version that we watch."""
     manager = manager_of()

@@ -470,3 +470,17 @@ def test_server_lets_go_of_a_host_that_has_vanished(cluster: Cluster, schema: st
     ).fetchone()
     session.close()
     assert found == (17, "15000", "off")
+
+
+async def test_news_are_possible_after_so_long_without_any(watch_of: Make) -> None:
+    """Notices of tasks, which may come all the time, say nothing of one that is lost."""
+    one = await watch_of("one")
+    before, clock = one.news(), one._clock
+    assert isinstance(clock, ManualClock)
+    clock.now_s += 4.0
+    one._rouse(is_news=False)
+    one.changes()
+    assert one.news() == before
+    clock.now_s += 1.0
+    one.changes()
+    assert one.news() != before

@@ -227,10 +227,9 @@ class Watch:
 
     def _count_change(self, *, is_news: bool = True) -> None:
         number = next(self._change_numbers)  # two threads that add one may add it once
-        if is_news:
-            self._news_count = number
+        if is_news:  # one that is lost is not made up for by all that tell of tasks
+            self._news_count, self._heard_s = number, self._clock.elapsed_s()
         self._change_count = number
-        self._heard_s = self._clock.elapsed_s()
 
     def _rouse(self, *, is_news: bool = True) -> None:
         """Let the loop look at the store."""
