@@ -119,6 +119,14 @@ def test_postgres_claim_gets_past_rows_of_unknown_functions(session: Connected, 
     assert ids(session.take(2)) == ["t4"]
 
 
+def test_postgres_claim_gets_past_many_rows_that_others_take(session: Connected, other: Connected) -> None:
+    """Behind rows of unknown functions: the four times as many that it looks at first are all locked."""
+    session.put(*(task(f"u{number:04}", priority=1, task_name="app:unknown") for number in range(1_100)))
+    session.put(*(task(f"t{number:02}") for number in range(20)))
+    assert len(other.take(18)) == 18
+    assert ids(session.take(2)) == ["t18", "t19"]
+
+
 def test_postgres_claim_wakes_who_has_slept(session: Connected, other: Connected) -> None:
     """What another claim is just waking, or taking, is left to that one."""
     session.put(*(task(f"t{number}", sent_at=10, enqueued_at=50) for number in range(3)))

@@ -11,7 +11,8 @@ out by LATERAL, and by the arrays of ids that the updates are given.
 Rows of functions that nobody here knows are read and passed over. If so many were passed over that the rest was not
 read, the statement takes nothing, and another one is asked. That one goes by `taskmanager_tasks_free`, which leads with
 the function, and sorts what it finds for each function. It looks at four times as many rows as it may take, because
-others may have locked the best ones.
+others may have locked the best ones; and if they have locked all of these, or have taken them meanwhile, it looks once
+more, at many more.
 """
 
 from typing import Any, Final
@@ -165,10 +166,17 @@ def take(session: Session, request: ClaimRequest, limit: int, floors: Floors) ->
     if wakes:
         session.execute(_WAKE, {"now": request.now})
         text, _, is_cut, _ = session.execute(best, known | {"is_awake": True}).fetchone()
-    if is_cut:
-        known |= {"scanned": _SORTED_PER_ROW * limit, "may_be_cut": False, "is_awake": True}
-        text, *_ = session.execute(BY_FUNCTION, known).fetchone()
-    return packed_rows(text)
+    return _by_function(session, known, limit) if is_cut else packed_rows(text)
+
+
+def _by_function(session: Session, known: dict[str, Any], limit: int) -> list[TaskRow]:
+    rows: list[TaskRow] = []
+    for scanned in (_SORTED_PER_ROW * limit, known["scanned"]):
+        given = known | {"scanned": scanned, "may_be_cut": False, "is_awake": True}
+        text, *_ = session.execute(BY_FUNCTION, given).fetchone()
+        if rows := packed_rows(text):
+            break
+    return rows
 
 
 def _take_best(session: Session, best: str, known: dict[str, Any], floors: Floors) -> tuple[str, bool, bool]:
