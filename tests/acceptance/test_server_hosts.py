@@ -61,7 +61,7 @@ def test_silent_host_keeps_no_session_on_the_server(network: Network, server: Cl
     """
 
     def until_sessions_are(count: int) -> None:
-        question = f"SELECT count(*), string_agg(application_name, ', ') {OURS}"
+        question = f"SELECT count(*), array_agg(application_name)::text {OURS}"
         wait_for(lambda: server.psql(question)[0][0] == str(count), lambda: f"{server.psql(question)}", LET_GO_S)
 
     (host,) = network.hosts

@@ -75,6 +75,7 @@ if real_write_all is not None:
     Session.write_all = write_all
 
 async def live_count() -> int:
+    await manager.flush()  # an end that is not written yet has no alert yet
     counts = await manager.counts()
     return sum(counts[each] for each in ("PENDING", "CLAIMED", "RUNNING"))
 

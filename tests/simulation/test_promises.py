@@ -8,6 +8,7 @@ import pytest
 
 from taskmanager import TaskHandle, TaskManager, TaskStatus
 from taskmanager.engine.child import ChildCall, ChildReply, Heard
+from taskmanager.store.protocol import News
 from tests.simulation.faults import Weather
 from tests.simulation.process import Process
 from tests.simulation.promises import flush
@@ -112,10 +113,12 @@ def test_pause_that_another_instance_does_not_hear_of_is_a_fault(world: World) -
     first, second = started(world), started(world)
     assert second.engine is not None
 
-    async def deaf() -> frozenset[str]:
-        return frozenset()
+    hear = second.engine.store.news
 
-    second.engine.store.paused_queues = deaf  # type: ignore[method-assign]
+    async def deaf(instance_id: str) -> News:
+        return (await hear(instance_id))._replace(paused=frozenset())
+
+    second.engine.store.news = deaf  # type: ignore[method-assign]
     paused_by(world, first)
     assert not world.run_until(lambda: False, 2.0)
     second.jobs["safe"].enqueue(world.next_label(), "sleep:0")

@@ -18,12 +18,12 @@ from taskmanager.engine.life import Life
 from tests.simulation.scenario import play
 from tests.simulation.world import World
 
-SEEDS = 50
+FIRST, SEEDS = 7, 50
 PER_TEST = 10
 SHORTENED_EVERY = 3
 
 
-@pytest.mark.parametrize("first", range(1, SEEDS + 1, PER_TEST))
+@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, PER_TEST))
 def test_nothing_is_lost_stuck_or_repeated_whatever_happens(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kills, freezes, stops, outages and steps of the clock: safe at every write, and everything ends when they end."""
     shortened: list[Attempt] = []
@@ -55,7 +55,7 @@ def no_run_is_plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("seed", [3, 5])
+@pytest.mark.parametrize("seed", [3, 7])
 def test_a_seed_tells_the_same_story_twice(seed: int) -> None:
     """On a file and in memory: every line, the library's log included."""
     first, second = play(seed), play(seed)
