@@ -212,10 +212,8 @@ asyncio.run(work())
 """
 
 
-async def enqueue_for(url: str, neighbour: "subprocess.Popen[str]", calls: int) -> Figures:
+async def enqueue_for_neighbour(url: str, calls: int) -> Figures:
     """Enqueue what only the neighbour may run."""
-    from taskmanager import TaskManager
-
     saved_ms, started_ms = [], []
     async with TaskManager(url, run_queues=["none"]) as manager:
 
@@ -248,7 +246,7 @@ def in_two_processes(options: Options) -> Figures:
         assert child.stdout is not None
         child.stdout.readline()
         try:
-            return asyncio.run(enqueue_for(url, child, options.size(CALLS, CALLS_QUICK)))
+            return asyncio.run(enqueue_for_neighbour(url, options.size(CALLS, CALLS_QUICK)))
         finally:
             child.communicate("")
 

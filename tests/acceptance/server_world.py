@@ -16,6 +16,7 @@ from tests.conftest import NO_SERVER
 from tests.servers import Cluster, find_binaries
 
 PATIENCE_S = 30.0
+SCHEMA = "jobs"
 OURS = "FROM pg_stat_activity WHERE application_name LIKE 'taskmanager%'"
 """The sessions of managers."""
 PER_BURST = 5
@@ -184,11 +185,28 @@ def server_of_its_own() -> Iterator[Cluster]:
     made.destroy()
 
 
-@contextmanager
-def schema_of_its_own(server: Cluster, name: str) -> Iterator[str]:
-    """A schema that only one test has. It is not made, and is dropped afterwards."""
-    yield name
-    server.psql(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+# Fixtures, for files that have a server of their own.
+
+
+@pytest.fixture
+def schema(server: Cluster) -> Iterator[str]:
+    """A schema that only this test has. It is not made, and is dropped afterwards."""
+    yield SCHEMA
+    server.psql(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+
+
+@pytest.fixture
+def app(server: Cluster, schema: str) -> Iterator[str]:
+    """A role with the right to make the schema, and no other."""
+    with app_of_its_own(server, schema) as url:
+        yield url
+
+
+@pytest.fixture
+def records() -> Iterator[Records]:
+    """What the managers say."""
+    with hearing() as heard:
+        yield heard
 
 
 @contextmanager

@@ -13,17 +13,19 @@ import psycopg
 import pytest
 
 from tests.acceptance.server_world import (
+    SCHEMA,
     Records,
     ServerWorld,
     app_of_its_own,
     hearing,
-    schema_of_its_own,
+    schema,
     server_of_its_own,
 )
 from tests.servers import Cluster
 
+__all__ = ["schema"]  # fixtures
+
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
-SCHEMA: Final = "jobs"
 ENOUGH: Final = 10
 
 
@@ -32,13 +34,6 @@ def server() -> Iterator[Cluster]:
     """A server that only this file uses, which looks early whether sessions wait for each other."""
     with server_of_its_own() as made:
         yield made
-
-
-@pytest.fixture
-def schema(server: Cluster) -> Iterator[str]:
-    """A schema that only this test has."""
-    with schema_of_its_own(server, SCHEMA) as name:
-        yield name
 
 
 @pytest.fixture

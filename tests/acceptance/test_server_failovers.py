@@ -6,12 +6,13 @@ from collections.abc import Iterator
 import pytest
 
 from taskmanager import StoreUnavailable
-from tests.acceptance.server_world import Records, ServerWorld, eventually, hearing
+from tests.acceptance.server_world import SCHEMA, Records, ServerWorld, eventually, records
 from tests.conftest import NO_SERVER
 from tests.servers import Cluster, find_binaries
 
+__all__ = ["records"]  # fixtures
+
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
-SCHEMA = "jobs"
 
 
 class Pair:
@@ -46,13 +47,6 @@ def pair() -> Iterator[Pair]:
     made = Pair()
     yield made
     made.destroy()
-
-
-@pytest.fixture
-def records() -> Iterator[Records]:
-    """What the manager says."""
-    with hearing() as heard:
-        yield heard
 
 
 async def test_failover_without_loss_raises_no_false_alarm(pair: Pair, records: Records) -> None:

@@ -14,18 +14,19 @@ from tests.acceptance.server_world import (
     Records,
     ServerWorld,
     SmallDisk,
-    app_of_its_own,
+    app,
     eventually,
-    hearing,
-    schema_of_its_own,
+    records,
+    schema,
     server_of_its_own,
 )
 from tests.servers import Cluster
 from tests.unit.cli.documents import DiagnosisDocument
 from tests.unit.command_line import taskmanager
 
+__all__ = ["app", "records", "schema"]  # fixtures
+
 pytestmark = [pytest.mark.anyio, pytest.mark.long, pytest.mark.timeout(600)]
-SCHEMA: Final = "jobs"
 QUEUE_BYTES: Final = 8 << 30
 """How much the queue holds. It has no setting before PostgreSQL 17."""
 PAYLOAD_BYTES: Final = 4_100
@@ -46,27 +47,6 @@ def server() -> Iterator[Cluster]:
         yield made
         made.stop("immediate")
         disk.unmount()
-
-
-@pytest.fixture
-def schema(server: Cluster) -> Iterator[str]:
-    """A schema that only this test has."""
-    with schema_of_its_own(server, SCHEMA) as name:
-        yield name
-
-
-@pytest.fixture
-def app(server: Cluster, schema: str) -> Iterator[str]:
-    """A role with the right to make the schema, and no other."""
-    with app_of_its_own(server, schema) as url:
-        yield url
-
-
-@pytest.fixture
-def records() -> Iterator[Records]:
-    """What the manager says."""
-    with hearing() as heard:
-        yield heard
 
 
 @pytest.fixture

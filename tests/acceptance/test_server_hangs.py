@@ -10,19 +10,12 @@ from typing import Final
 import pytest
 
 from taskmanager import StoreUnavailable
-from tests.acceptance.server_world import (
-    OURS,
-    Records,
-    ServerWorld,
-    eventually,
-    hearing,
-    schema_of_its_own,
-    server_of_its_own,
-)
+from tests.acceptance.server_world import OURS, Records, ServerWorld, eventually, records, schema, server_of_its_own
 from tests.servers import Cluster
 
+__all__ = ["records", "schema"]  # fixtures
+
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
-SCHEMA: Final = "jobs"
 HANG: Final = "SELECT pg_sleep(13)"
 """For longer than the grace after which an instance without its lock, that is silent, is dead."""
 USES: Final = ("writer", "reader", "watch")
@@ -33,20 +26,6 @@ def server() -> Iterator[Cluster]:
     """A server that only this file uses."""
     with server_of_its_own() as made:
         yield made
-
-
-@pytest.fixture
-def schema(server: Cluster) -> Iterator[str]:
-    """A schema that only this test has."""
-    with schema_of_its_own(server, SCHEMA) as name:
-        yield name
-
-
-@pytest.fixture
-def records() -> Iterator[Records]:
-    """What the managers say."""
-    with hearing() as heard:
-        yield heard
 
 
 def sessions(server: Cluster, use: str) -> set[int]:

@@ -11,18 +11,19 @@ from tests.acceptance.server_world import (
     OURS,
     Records,
     ServerWorld,
-    app_of_its_own,
+    app,
     eventually,
-    hearing,
-    schema_of_its_own,
+    records,
+    schema,
     server_of_its_own,
     terminate,
 )
 from tests.acceptance.tcp_cutter import Cutter
 from tests.servers import EVERYBODY, Cluster
 
+__all__ = ["app", "records", "schema"]  # fixtures
+
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
-SCHEMA = "jobs"
 
 
 @pytest.fixture(scope="module")
@@ -30,27 +31,6 @@ def server() -> Iterator[Cluster]:
     """A server that only this file uses, because it is restarted."""
     with server_of_its_own() as made:
         yield made
-
-
-@pytest.fixture
-def app(server: Cluster, schema: str) -> Iterator[str]:
-    """A role with the right to make the schema, and no other. What is set for it concerns the manager only."""
-    with app_of_its_own(server, schema) as url:
-        yield url
-
-
-@pytest.fixture
-def schema(server: Cluster) -> Iterator[str]:
-    """A schema that only this test has."""
-    with schema_of_its_own(server, SCHEMA) as name:
-        yield name
-
-
-@pytest.fixture
-def records() -> Iterator[Records]:
-    """What the manager says."""
-    with hearing() as heard:
-        yield heard
 
 
 @pytest.fixture

@@ -12,20 +12,22 @@ import pytest
 from taskmanager import StoreUnavailable
 from tests.acceptance.server_world import (
     OURS,
+    SCHEMA,
     Records,
     ServerWorld,
     SmallDisk,
-    app_of_its_own,
+    app,
     eventually,
-    hearing,
-    schema_of_its_own,
+    records,
+    schema,
     server_of_its_own,
 )
 from tests.conftest import NO_SERVER
 from tests.servers import Cluster, find_binaries
 
+__all__ = ["app", "records", "schema"]  # fixtures
+
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
-SCHEMA: Final = "jobs"
 MAX_CONNECTIONS: Final = 20
 DISK_MB: Final = 64
 FAILURES: Final = 10
@@ -42,27 +44,6 @@ def server() -> Iterator[Cluster]:
         made.set("max_connections", str(MAX_CONNECTIONS))
         made.restart()
         yield made
-
-
-@pytest.fixture
-def schema(server: Cluster) -> Iterator[str]:
-    """A schema that only this test has."""
-    with schema_of_its_own(server, SCHEMA) as name:
-        yield name
-
-
-@pytest.fixture
-def app(server: Cluster, schema: str) -> Iterator[str]:
-    """A role with the right to make the schema, and no other."""
-    with app_of_its_own(server, schema) as url:
-        yield url
-
-
-@pytest.fixture
-def records() -> Iterator[Records]:
-    """What the manager says."""
-    with hearing() as heard:
-        yield heard
 
 
 class Crowd:
