@@ -91,8 +91,9 @@ async def test_rows_of_others_start_at_the_notice(schema_url: str, sender: Sende
 
 @pytest.mark.req("DS-107")
 async def test_rows_of_others_wake_who_waits_when_they_end(schema_url: str, cluster: Cluster, sender: Sender) -> None:
-    """A row that another program has ended wakes the waiter, whatever the end."""
+    """A row that another program has ended wakes the waiter, whatever the end. Retention would delete an old end."""
     schema = schema_url.partition("?schema=")[2]
+    now = "(extract(epoch FROM clock_timestamp()) * 1e6)::bigint"
     async with working(schema_url) as worker:
         for number, status in enumerate(("COMPLETED", "FAILED", "CANCELLED", "EXPIRED")):
             cluster.psql(
@@ -100,7 +101,7 @@ async def test_rows_of_others_wake_who_waits_when_they_end(schema_url: str, clus
                 f" enqueued_at, created_at, updated_at) VALUES ('{number}', 'others', 'q', 50, 'PENDING', 1, 1, 1, 1)"
             )
             handle = worker.manager.handle(str(number))
-            ends = "completed_at = 1" if status == "COMPLETED" else "failed_at = 1"
+            ends = f"completed_at = {now}" if status == "COMPLETED" else f"failed_at = {now}"
             end = f"UPDATE {schema}.taskmanager_tasks SET status = '{status}', {ends} WHERE id = '{number}'"
             await asyncio.gather(handle.result(timeout=30), asyncio.to_thread(cluster.psql, end))
             assert (await handle.info()).status.value == status
