@@ -25,10 +25,16 @@ both = pytest.mark.parametrize(
 )
 """Lets a test run on a file, and on a server where there is time for that."""
 
+both_new = pytest.mark.parametrize(
+    "database", ["sqlite", pytest.param("new postgresql", marks=pytest.mark.long)], indirect=True
+)
+"""The same, where no table has been made before."""
 
-def both_with(name: str, values: Sequence[str], on_server: str) -> pytest.MarkDecorator:
-    """Let a test run with each of these values on a file, and with one of them on a server."""
-    pairs = [*(("sqlite", each) for each in values), ("postgresql", on_server)]
+
+def both_with(name: str, values: Sequence[object], on_server: object, *, is_long: bool = False) -> pytest.MarkDecorator:
+    """Let a test run with each of these values on a file, and with one of them on a server, which may take long."""
+    on_servers = pytest.param("postgresql", on_server, marks=pytest.mark.long if is_long else ())
+    pairs = [*(("sqlite", each) for each in values), on_servers]
     return pytest.mark.parametrize(("database", name), pairs, indirect=["database"])
 
 
@@ -55,7 +61,7 @@ def rows_of(database: str, sql: str, parameters: Sequence[object] = ()) -> list[
             return connection.execute(sql, parameters).fetchall()
     from taskmanager.store.place import place_at
 
-    with place_at(database).read() as session:
+    with place_at(database).read(is_any_version=True) as session:
         return session.execute(sql, parameters).fetchall()
 
 
@@ -112,6 +118,13 @@ class Site:
         """Rows of the database."""
         return rows_of(self.db, sql, parameters)
 
+    def tables(self) -> list[str]:
+        """The tables that are there, in a file with all that SQLite keeps for them."""
+        if "://" not in self.db:
+            return [str(name) for (name,) in self.query("SELECT name FROM sqlite_master")]
+        schema = self.db.partition("?schema=")[2]
+        return [str(name) for (name,) in self.query("SELECT tablename FROM pg_tables WHERE schemaname = ?", schema)]
+
     def statuses(self) -> dict[str, str]:
         """Label → status, for every row."""
         return self._by_label("status")
@@ -135,7 +148,7 @@ class Site:
         return [str(each[0]) for each in self.query(sql, label)]
 
     def assert_whole(self) -> None:
-        """Nothing of a file is damaged. A server sees to that itself."""
+        """Nothing of a file is damaged. A server sees to that by itself."""
         if "://" not in self.db:
             assert self.query("PRAGMA integrity_check") == [("ok",)]
             assert self.query("PRAGMA foreign_key_check") == []

@@ -15,7 +15,7 @@ from taskmanager import TaskManager
 from taskmanager.model.record import TaskRow, Write
 from taskmanager.store.protocol import ClaimRequest, CommitReport
 from tests.crash.jobs import note
-from tests.crash.kinds import session_class
+from tests.crash.kinds import is_server, session_class
 
 Pause = dict[str, Any]
 
@@ -67,6 +67,8 @@ def install(manager: TaskManager, pause: Pause) -> None:
     manager._make_store = lambda: store
     if pause["point"] == "inside":
         _stop_before_commit(store, session_class(str(place)), "transitions")
+    elif pause["point"] == "migration" and is_server(str(place)):
+        _stop_in_first_step()
     elif pause["point"] == "migration":
         store.is_armed = True
         _stop_before_commit(store, session_class(str(place)), "schema")
@@ -86,3 +88,19 @@ def _stop_before_commit(store: Pausing, session: Any, module: str) -> None:
                 time.sleep(3_600)
 
     session.transaction = transaction
+
+
+def _stop_in_first_step() -> None:
+    """Let the migration of a schema stop when all of its first step is done, before that is committed."""
+    from taskmanager.store.postgresql import schema
+
+    real = schema._Migrator._run
+
+    def run(migrator: Any, statement: str) -> Any:
+        done = real(migrator, statement)
+        if statement.startswith("INSERT INTO taskmanager_schema"):
+            note("paused")
+            time.sleep(3_600)
+        return done
+
+    schema._Migrator._run = run  # type: ignore[method-assign]  # the only way to stop inside

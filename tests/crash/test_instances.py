@@ -1,4 +1,4 @@
-"""Several processes on one file: stopping, dying, starting and enqueueing at once lose nothing and double nothing."""
+"""Several processes on one database: stopping, dying, starting and enqueueing at once lose and double nothing."""
 
 import os
 import shutil
@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 
-from tests.crash.harness import Line, Site, both, is_alive, killed_at_the_end, wait_for
+from tests.crash.harness import Line, Site, both, both_with, is_alive, killed_at_the_end, wait_for
+from tests.crash.kinds import is_server
 
 LONG_S = 30
 IS_HELD = "SELECT 1 FROM taskmanager_tasks WHERE status = 'RUNNING' AND worker_pid = ?"
 
 
 @pytest.mark.req("PR-37", "PR-38", "PR-60")
-@pytest.mark.parametrize("at_once", [False, True], ids=["one after the other", "at the same time"])
-def test_two_instances_stop_and_a_third_goes_on_with_the_work_of_both(tmp_path: Path, at_once: bool) -> None:
+@both_with("how", ["one after the other", "at the same time"], "at the same time", is_long=True)
+def test_two_instances_stop_and_a_third_goes_on_with_the_work_of_both(tmp_path: Path, database: str, how: str) -> None:
     """Nobody replaces the pending store of another: the union comes back, each task exactly once."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     labels = {name: [f"{name}{number}" for number in range(5)] for name in "ab"}
     # Each instance is full with its own tasks, so that neither takes what the other leaves.
     options: dict[str, Any] = {"manager": {"drain_timeout": 0.1, "concurrency": 5}}
@@ -31,7 +32,7 @@ def test_two_instances_stop_and_a_third_goes_on_with_the_work_of_both(tmp_path: 
             child.until("start", 5)
         for child in pair:
             child.send(signal.SIGTERM)
-            if not at_once:
+            if how == "one after the other":
                 child.wait()
         for child in pair:
             assert child.wait() == -signal.SIGTERM, child.errors()
@@ -66,9 +67,10 @@ def test_processes_that_start_at_once_share_what_was_left(tmp_path: Path, databa
 
 
 @pytest.mark.req("RC-42")
-def test_the_living_take_over_from_the_dead_and_not_from_each_other(tmp_path: Path) -> None:
+@both
+def test_the_living_take_over_from_the_dead_and_not_from_each_other(tmp_path: Path, database: str) -> None:
     """Another instance that starts while tasks run judges only the dead: a long task of a living one is left alone."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     alive = site.spawn(enqueue=[["safe", "mine", LONG_S, {}]])
     dead = site.spawn(enqueue=[["safe", "orphan", LONG_S, {}]])
     with killed_at_the_end(alive, dead):
@@ -94,11 +96,12 @@ def _has_containers() -> bool:
 
 
 @pytest.mark.req("RC-01", "RC-03", "HB-01")
-def test_two_containers_that_share_a_volume_tell_the_dead_from_the_living(tmp_path: Path) -> None:
+@both
+def test_two_containers_that_share_a_volume_tell_the_dead_from_the_living(tmp_path: Path, database: str) -> None:
     """In each the application is process 1, and none sees the processes of another: the lock alone says who lives."""
     if not _has_containers():
         pytest.skip("pid namespaces cannot be made here (`unshare --pid` needs the right to)")
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     alive = site.spawn(enqueue=[["safe", "mine", LONG_S, {}]], within=CONTAINER)
     dead = site.spawn(enqueue=[["safe", "orphan", LONG_S, {}], ["once", "lost", LONG_S, {}]], within=CONTAINER)
     with killed_at_the_end(alive, dead):
@@ -153,7 +156,8 @@ def test_a_frozen_instance_that_wakes_up_does_not_overwrite_its_heirs(tmp_path: 
 def test_a_timeout_counts_only_time_in_which_the_process_could_run(tmp_path: Path) -> None:
     """Stopped for longer than the timeout and continued, what had time left ends well, on the loop and in a thread.
 
-    And the time that was left goes on to count: what is too slow still times out.
+    And the time that was left goes on to count: what is too slow still times out. No store has a part in this, so a
+    file is enough.
     """
     site = Site(tmp_path)
     tasks = [["timed", "quick", 2, {}], ["thread_timed", "thread", 2, {}], ["timed", "slow", 60, {}]]
@@ -213,28 +217,33 @@ def _most_at_once(lines: list[Line], dead: int, killed_at: int) -> int:
     return most
 
 
-def test_fork_of_a_running_manager_may_not_start_and_harms_nothing(tmp_path: Path) -> None:
+@both
+def test_fork_of_a_running_manager_may_not_start_and_harms_nothing(tmp_path: Path, database: str) -> None:
     """In the child, `enqueue` raises `WrongProcess`, and so does every start on the file, whatever was stopped before:
-    SQLite's record of its locks was copied with the fork. The exit of the child touches neither the file nor the lock
-    of the parent.
+    SQLite's record of its locks was copied with the fork. On a server only the start of the parent is not the child's.
+    The exit of the child touches neither the database nor the lock of the parent, nor its sessions.
     """
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     child = site.spawn(program="forking")
     with killed_at_the_end(child):
         assert child.wait() == 0, child.errors()
     assert len(site.lines("WrongProcess")) == 2
     assert len(site.lines("child ended 0")) == 2
     assert len(site.lines("stopped in the child")) == 1
-    assert [line.label for line in site.lines("start refused")] == ["its own", "a new one", "after a stop"]
+    assert len(site.lines("sessions kept")) == 1
+    outcomes = [(line.event, line.label) for line in site.lines() if line.event in ("refused", "served")]
+    other = "served" if is_server(database) else "refused"
+    assert outcomes == [("refused", "its own"), (other, "a new one"), (other, "after a stop")]
     assert site.statuses() == dict.fromkeys(("before", "after"), "COMPLETED")
     site.assert_sound()
 
 
-def test_a_manager_that_was_made_before_the_fork_is_started_in_each_process(tmp_path: Path) -> None:
+@both
+def test_a_manager_that_was_made_before_the_fork_is_started_in_each_process(tmp_path: Path, database: str) -> None:
     """A server that loads the application before it forks: until its start a child refuses tasks rather than hold what
     nobody would run, and what was held in the parent is the parent's alone. After an orderly stop it is as before the
-    start: nothing of the file is open."""
-    site = Site(tmp_path)
+    start: nothing of the file is open, and no session on a server."""
+    site = Site(tmp_path, database)
     child = site.spawn(program="forking", is_preloaded=True)
     with killed_at_the_end(child):
         assert child.wait() == 0, child.errors()
@@ -246,16 +255,18 @@ def test_a_manager_that_was_made_before_the_fork_is_started_in_each_process(tmp_
     site.assert_settled()
 
 
-def test_forks_at_any_moment_neither_damage_the_file_nor_lose_a_task(tmp_path: Path) -> None:
+@both
+def test_forks_at_any_moment_damage_nothing_and_lose_no_task(tmp_path: Path, database: str) -> None:
     """A thread forks while the manager starts, works and stops. A child of a moment at which the file was open is
-    refused, all others may start; none hangs, and every acknowledged task is in the file.
+    refused, all others may start; none hangs, and every acknowledged task is in the file. On a server none is refused.
     """
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     child = site.spawn(program="forking", is_storm=True)
     with killed_at_the_end(child):
         assert child.wait() == 0, child.errors()
     assert site.lines("hangs") == []
-    assert site.lines("refused")
+    assert {line.event for line in site.lines() if line.event.startswith("child ended")} == {"child ended 0"}
+    assert bool(site.lines("refused")) is not is_server(database)
     saved = {line.label for line in site.lines("saved")}
     assert len(saved) == 600
     assert saved <= site.statuses().keys()
@@ -307,11 +318,12 @@ def test_waiting_tasks_are_shared_with_an_idle_process(tmp_path: Path, database:
 
 
 @pytest.mark.req("PR-37", "RC-42")
-def test_tasks_that_a_dead_process_took_over_run_again(tmp_path: Path) -> None:
+@both
+def test_tasks_that_a_dead_process_took_over_run_again(tmp_path: Path, database: str) -> None:
     """It took tasks from a busy one and is killed while it runs them. What is safe to repeat starts again, the rest is
     reported, and the one that had it before does neither.
     """
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     thief = site.spawn(manager={"concurrency": 4})
     with killed_at_the_end(thief):
         thief.until("ready")
