@@ -1,9 +1,10 @@
-"""Kill it again and again: two instances on one file, random signals for many rounds, then one clean run and the count.
+"""Kill it again and again: two instances on one database, signals for many rounds, then one clean run and the count.
 
     python -m tests.crash.churn --rounds 500 --seed 7
+    python -m tests.crash.churn --rounds 500 --seed 7 --url 'postgresql://postgres@localhost/test?schema=churn'
 
 What must hold at the end, whatever happened: every task whose `saved()` returned has ended; no success was recorded
-twice or ran again; nothing that may not be repeated started twice; SQLite finds the file whole.
+twice or ran again; nothing that may not be repeated started twice; SQLite finds a file whole.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from typing import Any
 from taskmanager import NotPersisted, RecoveryConfig, TaskHandle, TaskManager, TaskManagerError
 from tests.crash import child as child_program
 from tests.crash.harness import Child, Site
-from tests.crash.jobs import note
+from tests.crash.jobs import JOURNAL, note
 
 SLOTS = 2
 PER_GENERATION = 40
@@ -50,7 +51,7 @@ LONGEST_START_S = 3.0
 
 async def enqueue_for_a_while(manager: TaskManager, config: dict[str, Any]) -> None:
     """Random tasks, and a line for each that is promised."""
-    sign_of_life(Path(config["db"]).parent, os.getpid()).touch()
+    sign_of_life(Path(os.environ[JOURNAL]).parent, os.getpid()).touch()
     chance = random.Random(config["seed"])
     # Nobody would run a memory-only task that is left to others.
     names = NAMES if config["manager"]["run_queues"] is None else NAMES[:-1]
@@ -204,9 +205,11 @@ def judge(site: Site) -> list[str]:
     return faults
 
 
-def run_rounds(folder: Path, rounds: int, seed: int, *, is_loud: bool = False) -> list[str]:
-    """All of it in `folder`; the faults found."""
-    site = Site(folder)
+def run_rounds(
+    folder: Path, rounds: int, seed: int, database: str | None = None, *, is_loud: bool = False
+) -> list[str]:
+    """All of it in `folder`, or with the tasks on a server; the faults found."""
+    site = Site(folder, database)
     churn = Churn(site, seed)
     churn.run(rounds, is_loud=is_loud)
     last = site.spawn(until="empty", sleep_s=0.0, crash_budget=CRASH_BUDGET)
@@ -228,10 +231,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
+    parser.add_argument("--url", help="an empty schema on a server, instead of a file")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="churn-"))
     print(f"{given.rounds} rounds, seed {given.seed}, in {folder}", flush=True)
-    faults = run_rounds(folder, given.rounds, given.seed, is_loud=True)
+    faults = run_rounds(folder, given.rounds, given.seed, given.url, is_loud=True)
     for fault in faults:
         print(f"FAULT: {fault}")
     print(f"{len(faults)} faults" if faults else "no faults")

@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from tests.crash.churn import run_rounds
+from tests.crash.harness import both_with
 
 ROUNDS = 10
 
 
 @pytest.mark.slow
 @pytest.mark.req("PR-34", "PR-36", "PR-37", "PR-44")
-@pytest.mark.parametrize("seed", [1, 2])
-def test_random_kills_lose_nothing_and_double_nothing(tmp_path: Path, seed: int) -> None:
-    """Everything promised has ended, once, and the file is whole."""
-    assert run_rounds(tmp_path, ROUNDS, seed) == []
+@both_with("seed", [1, 2], 1, is_long=True)
+def test_random_kills_lose_nothing_and_double_nothing(tmp_path: Path, database: str, seed: int) -> None:
+    """Everything promised has ended, once, and a file is whole."""
+    assert run_rounds(tmp_path, ROUNDS, seed, database) == []

@@ -3,6 +3,7 @@
 import signal
 from pathlib import Path
 
+from tests.crash.harness import both
 from tests.crash.stage import staged
 
 PROGRAM = """
@@ -36,11 +37,12 @@ COUNTED = (
 ENDED = "SELECT count(*) FROM taskmanager_tasks WHERE status = 'COMPLETED'"
 
 
-def test_a_killed_process_has_lost_what_it_had_not_added(tmp_path: Path) -> None:
+@both
+def test_a_killed_process_has_lost_what_it_had_not_added(tmp_path: Path, database: str) -> None:
     """What a process has done a second ago is in the file, however it dies. The rest is missing, and nothing is
     counted twice when the next process goes on.
     """
-    with staged(tmp_path, PROGRAM) as stage:
+    with staged(tmp_path, PROGRAM, database) as stage:
         first = stage.start("first", "wait")
         stage.until_noted("done first")
         stage.until(lambda: stage.rows(COUNTED.format(60)) == [(200, 200)])
@@ -57,9 +59,10 @@ def test_a_killed_process_has_lost_what_it_had_not_added(tmp_path: Path) -> None
             assert completed <= started <= 400
 
 
-def test_processes_that_stop_have_counted_all_that_they_did(tmp_path: Path) -> None:
+@both
+def test_processes_that_stop_have_counted_all_that_they_did(tmp_path: Path, database: str) -> None:
     """Both add to the same rows."""
-    with staged(tmp_path, PROGRAM) as stage:
+    with staged(tmp_path, PROGRAM, database) as stage:
         for process in [stage.start("first"), stage.start("second")]:
             assert process.wait() == 0, stage.log_of("first") + stage.log_of("second")
         assert stage.rows(ENDED) == [(400,)]

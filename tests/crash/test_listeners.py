@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.crash.harness import Child, Site, killed_at_the_end
+from tests.crash.harness import Child, Site, both, killed_at_the_end
 
 LONG_S = 30
 
@@ -15,9 +15,10 @@ def told(site: Site, child: Child, label: str) -> list[str]:
     ]
 
 
-def test_the_tasks_of_a_dead_process_are_told_where_they_are_recovered(tmp_path: Path) -> None:
+@both
+def test_the_tasks_of_a_dead_process_are_told_where_they_are_recovered(tmp_path: Path, database: str) -> None:
     """Each process hears what it has done itself, in order; nobody hears it twice."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     first = site.spawn(hears=True, enqueue=[["safe", "safe", LONG_S, {}], ["once", "once", LONG_S, {}]])
     with killed_at_the_end(first):
         first.until("told started", 2)

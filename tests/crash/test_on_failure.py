@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.crash.harness import both, both_with
+from tests.crash.harness import both, both_with, change
 from tests.crash.stage import Stage, staged
 
 PROGRAM = """
@@ -109,19 +109,23 @@ def statuses(stage: Stage) -> dict[object, object]:
     return by_name
 
 
-def test_death_that_another_process_recovers_enqueues_one(tmp_path: Path) -> None:
-    with staged(tmp_path, PROGRAM) as stage:
+@both
+def test_death_that_another_process_recovers_enqueues_one(tmp_path: Path, database: str) -> None:
+    with staged(tmp_path, PROGRAM, database) as stage:
         assert end(stage, "first", "", "kills") == -9
         assert end(stage, "second", "") == 0, stage.log_of("second")
         assert stage.lines() == told("WORKER_CRASHED")
         assert statuses(stage) == {"kills": "FAILED", "alert": "COMPLETED"}
 
 
-def test_death_that_the_command_line_recovers_enqueues_one(tmp_path: Path) -> None:
+@both
+def test_death_that_the_command_line_recovers_enqueues_one(tmp_path: Path, database: str) -> None:
     """It waits in plain JSON until the application is up again, which reads it beside what it has encrypted."""
-    with staged(tmp_path, PROGRAM) as stage:
+    with staged(tmp_path, PROGRAM, database) as stage:
         assert end(stage, "first", "", "kills") == -9
-        command = [sys.executable, "-m", "taskmanager", "recover", "--db", str(stage.database)]
+        # On a server the command believes in a death when the heart has been silent for a minute.
+        change(stage.database, "UPDATE taskmanager_heartbeats SET sent_at = sent_at - 61000000")
+        command = [sys.executable, "-m", "taskmanager", "recover", "--db", stage.database]
         for _ in range(2):
             subprocess.run(command, check=True, timeout=60, capture_output=True)
         assert statuses(stage) == {"kills": "FAILED", "alert": "PENDING"}
@@ -141,8 +145,9 @@ def test_death_that_many_recover_at_once_enqueues_one(tmp_path: Path, database: 
         assert stage.lines() == told("WORKER_CRASHED")
 
 
-def test_child_that_dies_is_a_failure_of_its_task(tmp_path: Path) -> None:
-    with staged(tmp_path, PROGRAM) as stage:
+@both
+def test_child_that_dies_is_a_failure_of_its_task(tmp_path: Path, database: str) -> None:
+    with staged(tmp_path, PROGRAM, database) as stage:
         assert end(stage, "first", "", "child dies") == 0, stage.log_of("first")
         assert stage.lines() == told("WORKER_CRASHED", "child dies")
 

@@ -2,24 +2,22 @@
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.crash.harness import PATIENCE_S, ROOT, Site, is_alive, killed_at_the_end, wait_for
+from tests.crash.harness import PATIENCE_S, ROOT, Site, both, both_with, is_alive, killed_at_the_end, rows_of, wait_for
 
 
-@pytest.mark.parametrize("by_signal", [False, True], ids=["os._exit", "SIGKILL"])
-def test_a_child_that_dies_fails_its_own_task_only(tmp_path: Path, by_signal: bool) -> None:
+@both_with("how", ["os._exit", "SIGKILL"], "SIGKILL", is_long=True)
+def test_a_child_that_dies_fails_its_own_task_only(tmp_path: Path, database: str, how: str) -> None:
     """`WORKER_CRASHED` for the one; its neighbour in another child goes on, and the pool takes the next."""
-    site = Site(tmp_path)
-    dies: list[Any] = ["process_dies", "dies", 0 if by_signal else 1, {}]
+    site = Site(tmp_path, database)
+    dies: list[Any] = ["process_dies", "dies", 0 if how == "SIGKILL" else 1, {}]
     enqueue = [["process_once", "neighbour", 1.5, {}], dies, ["process_once", "next", 0, {}]]
     child = site.spawn(enqueue=enqueue, until="results", manager={"processes": 2})
     with killed_at_the_end(child):
@@ -32,9 +30,10 @@ def test_a_child_that_dies_fails_its_own_task_only(tmp_path: Path, by_signal: bo
     site.assert_settled()
 
 
-def test_a_timeout_kills_the_child_and_the_pool_goes_on(tmp_path: Path) -> None:
+@both
+def test_a_timeout_kills_the_child_and_the_pool_goes_on(tmp_path: Path, database: str) -> None:
     """A loop in a child cannot be asked; it is killed, and its slot takes the next task."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     # The limit counts the start of the child too, so the first task warms it up.
     warm = [["process_once", "warm", 0, {}]]
     slow = [["process_timeout", "slow", 30, {}], ["process_once", "next", 0, {}]]
@@ -101,10 +100,10 @@ def test_classes_of_the_main_module_come_back_from_a_child(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-@pytest.mark.parametrize("name", ["process_safe", "process_once"])
-def test_a_child_ends_with_its_parent(tmp_path: Path, name: str) -> None:
+@both_with("name", ["process_safe", "process_once"], "process_once", is_long=True)
+def test_a_child_ends_with_its_parent(tmp_path: Path, database: str, name: str) -> None:
     """SIGKILL of the parent: the child does not go on alone, where its work would be repeated beside it."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     parent = site.spawn(enqueue=[[name, "a", 60, {}]])
     with killed_at_the_end(parent):
         parent.until_starts(1)
@@ -117,9 +116,10 @@ def test_a_child_ends_with_its_parent(tmp_path: Path, name: str) -> None:
     site.assert_sound()
 
 
-def test_signals_to_all_processes_of_a_program_are_the_parents_business(tmp_path: Path) -> None:
+@both
+def test_signals_to_all_processes_of_a_program_are_the_parents_business(tmp_path: Path, database: str) -> None:
     """A terminal sends SIGINT to the whole group, systemd SIGTERM; the child goes on, and is drained."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     parent = site.spawn(enqueue=[["process_once", "a", 1.0, {}]], manager={"drain_timeout": 10})
     with killed_at_the_end(parent):
         parent.until_starts(1)
@@ -180,10 +180,11 @@ def test_ctrl_c_at_a_childs_start_fails_no_task_its_programs_hear_sigterm(tmp_pa
 
 
 _UNGUARDED = """
+import sys
 from taskmanager import TaskManager
 import jobs
 
-manager = TaskManager("tasks.db")
+manager = TaskManager(sys.argv[1])
 work = manager.task(executor="process", persist=True)(jobs.ends_its_own)
 
 async def main():
@@ -193,40 +194,40 @@ manager.run(main)
 """
 
 
-def test_a_program_without_its_main_guard_is_told_so_and_runs_once(tmp_path: Path) -> None:
+@both
+def test_a_program_without_its_main_guard_is_told_so_and_runs_once(tmp_path: Path, database: str) -> None:
     """A child reads the main module; what starts the manager there would run the whole program again in each child."""
     (tmp_path / "jobs.py").write_text(_JOBS)
     (tmp_path / "app.py").write_text(_UNGUARDED)
-    program = _start_program(tmp_path)
+    program = _start_program(tmp_path, database)
     _, errors = program.communicate(timeout=PATIENCE_S)
     assert program.returncode == 1
     assert 'under `if __name__ == "__main__":`' in errors
-    with closing(sqlite3.connect(tmp_path / "tasks.db")) as db:
-        assert db.execute("SELECT status, error_code FROM taskmanager_tasks").fetchall() == [
-            ("FAILED", "WORKER_CRASHED")
-        ]
+    assert rows_of(database, "SELECT status, error_code FROM taskmanager_tasks") == [("FAILED", "WORKER_CRASHED")]
 
 
-def _start_program(folder: Path) -> "subprocess.Popen[str]":
+def _start_program(folder: Path, *words: str) -> "subprocess.Popen[str]":
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "app.py"]
+    command = [sys.executable, "app.py", *words]
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
-def test_enqueueing_in_a_child_is_refused(tmp_path: Path) -> None:
+@both
+def test_enqueueing_in_a_child_is_refused(tmp_path: Path, database: str) -> None:
     """`WrongProcess`: the work is returned to the parent, which enqueues it."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     child = site.spawn(enqueue=[["process_enqueues", "a", 0, {}]], until="results")
     with killed_at_the_end(child):
         assert child.wait() == 0, child.errors()
     assert len(site.lines("result WrongProcess", "a")) == 1
 
 
-def test_a_task_that_kills_each_process_is_failed_and_the_others_finish(tmp_path: Path) -> None:
+@both
+def test_a_task_that_kills_each_process_is_failed_and_the_others_finish(tmp_path: Path, database: str) -> None:
     """Every start is on record before user code runs, so a supervisor that restarts for ever comes to an end."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     innocent = [f"t{number}" for number in range(30)]
     enqueue = [["poison", "poison", 0, {}], *(["safe", label, 0, {}] for label in innocent)]
     child = site.spawn(enqueue=enqueue, bulk=True, until="empty")
@@ -260,9 +261,10 @@ asyncio.run(main())
 """
 
 
-def test_a_program_that_ends_without_a_stop_waits_for_no_child_that_comes_up(tmp_path: Path) -> None:
+@both
+def test_a_program_that_ends_without_a_stop_waits_for_no_child_that_comes_up(tmp_path: Path, database: str) -> None:
     """It ends at once, as it asked to, and what it left is an interruption: it runs at the next start."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     environment = {**os.environ, "TASKMANAGER_TEST_JOURNAL": str(site.journal), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", _WITHOUT_A_STOP, str(site.db)]
     done = subprocess.run(command, env=environment, cwd=ROOT, timeout=PATIENCE_S, check=False, stderr=subprocess.PIPE)

@@ -5,9 +5,7 @@ twice.
 import signal
 from pathlib import Path
 
-import pytest
-
-from tests.crash.harness import Child, Site, both, killed_at_the_end, wait_for
+from tests.crash.harness import Child, Site, both, both_with, killed_at_the_end, wait_for
 
 PRODUCER = {"run_queues": []}
 COUNT = 30
@@ -22,10 +20,10 @@ def have_completed(site: Site, count: int) -> bool:
     return found[0] == count
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
-def test_tasks_of_a_producer_that_dies_run_once_in_its_workers(tmp_path: Path, number: signal.Signals) -> None:
+@both_with("name", ["SIGKILL", "SIGTERM"], "SIGKILL", is_long=True)
+def test_tasks_of_a_producer_that_dies_run_once_in_its_workers(tmp_path: Path, database: str, name: str) -> None:
     """All that was saved runs, and goes on running while nobody enqueues; the next producer finds all as it was."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, database)
     calls = [["once", f"{number}", 0.005, {}] for number in range(COUNT)]
     workers = [worker(site), worker(site)]
     with killed_at_the_end(*workers):
@@ -35,7 +33,7 @@ def test_tasks_of_a_producer_that_dies_run_once_in_its_workers(tmp_path: Path, n
             producer = site.spawn(enqueue=half, bulk=True, manager=PRODUCER)
             with killed_at_the_end(producer):
                 producer.until("ready")
-                producer.send(number)
+                producer.send(signal.Signals[name])
                 producer.wait()
         wait_for(lambda: have_completed(site, COUNT), lambda: str(site.statuses()))
         for each in workers:

@@ -1,4 +1,4 @@
-"""Schedules of several processes on one file: whoever dies or freezes in whatever moment, each fire runs once."""
+"""Schedules of several processes on one database: whoever dies or freezes in whatever moment, each fire runs once."""
 
 import os
 import signal
@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.harness import PATIENCE_S
+from tests.crash.harness import PATIENCE_S, both
 from tests.crash.stage import Stage, staged
 
 PROGRAM = """
 import asyncio, logging, os, signal, sys, time
 from taskmanager import RecoveryConfig, TaskManager, current_task
-from taskmanager.store.sqlite import SqliteStore
 
 logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 database, name, kind = sys.argv[1:]
@@ -28,7 +27,7 @@ async def job() -> None:
     context = current_task()
     note(f"run {context.tags['schedule']} {context.scheduled_for.timestamp():.6f} {context.task_id} {context.attempt}")
 
-class MarkedStore(SqliteStore):
+class Marked:
     count = 0
 
     async def fire_schedules(self, fires):
@@ -43,7 +42,9 @@ class MarkedStore(SqliteStore):
             os.kill(os.getpid(), signal.SIGKILL)
         return lost
 
-manager._make_store = lambda: MarkedStore(database)
+store = manager._settings.place.new_store(recovery=manager._settings.recovery)
+store.__class__ = type("MarkedStore", (Marked, type(store)), {})
+manager._make_store = lambda: store
 
 async def main() -> None:
     note(f"ready {name}")
@@ -59,11 +60,12 @@ def runs(stage: Stage) -> int:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    with staged(tmp_path, PROGRAM) as made:
+def stage(tmp_path: Path, database: str) -> Iterator[Stage]:
+    with staged(tmp_path, PROGRAM, database) as made:
         yield made
 
 
+@both
 def test_every_fire_of_several_processes_runs_once(stage: Stage) -> None:
     """One process dies between recording a fire and running it, one freezes between deciding and recording, two begin
     in the same moment and one of these is killed: no fire is missed, and none runs twice.

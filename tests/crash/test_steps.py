@@ -1,6 +1,6 @@
 """A program of ten steps, killed at any point: a recorded step is never run again, and the result is the right one.
 
-The judge reads the file by plain `sqlite3` after each death, and the lines that the steps have noted.
+After each death the judge reads the database, a file by plain `sqlite3`, and the lines that the steps have noted.
 """
 
 import random
@@ -129,10 +129,11 @@ def test_kill_at_each_commit_repeats_at_most_the_steps_under_way(tmp_path: Path,
         judge_end(stage)
 
 
-def test_kill_at_random_points_repeats_no_recorded_step(tmp_path: Path) -> None:
+@both
+def test_kill_at_random_points_repeats_no_recorded_step(tmp_path: Path, database: str) -> None:
     """The signal comes from outside, after a random number of notes."""
     chance = random.Random(7)
-    with staged(tmp_path, PROGRAM) as stage:
+    with staged(tmp_path, PROGRAM, database) as stage:
         deaths = Deaths(stage)
         for number in range(3):
             seen = len(stage.lines())
@@ -142,7 +143,7 @@ def test_kill_at_random_points_repeats_no_recorded_step(tmp_path: Path) -> None:
             process.kill()
             process.wait(60)
             deaths.judge()
-        assert stage.start("last", "", "enqueue").wait(60) == 0, stage.log_of("last")
+        assert stage.start("last", "", "enqueue", "wait").wait(60) == 0, stage.log_of("last")
         deaths.judge()
         judge_end(stage)
 
