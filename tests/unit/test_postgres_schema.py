@@ -288,6 +288,21 @@ def test_migrate_builds_an_index_again_that_was_left_invalid(
     assert schema.version(session, name) == parts.migrations()[-1].version + 1
 
 
+def test_migrate_of_a_new_schema_waits_for_no_open_transaction(
+    cluster: Cluster, session: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CREATE INDEX CONCURRENTLY would. There is nobody yet who could be kept from writing."""
+    monkeypatch.setattr(schema, "_INDEX_WAIT_S", 1)
+    monkeypatch.setattr(schema, "ATTEMPTS", 1)
+    steps_with(
+        monkeypatch, "-- outside a transaction\nCREATE INDEX CONCURRENTLY taskmanager_more ON taskmanager_tasks (log);"
+    )
+    with opened(cluster, name) as other:
+        other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM pg_class")
+        schema.migrate(session, name)
+    schema.check_version(session, name)
+
+
 def test_migrate_waits_for_who_holds_a_table(
     cluster: Cluster, session: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,9 +330,11 @@ def test_migrate_refuses_a_schema_of_a_newer_version(session: Connection, name: 
 
 @pytest.mark.skipif(find_pgbouncer() is None, reason="no pgbouncer is installed: apt install pgbouncer")
 def test_migration_by_a_command_takes_the_direct_way(
-    cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, session: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step outside a transaction needs one session, and a pooler gives each of its statements another one."""
+    schema.migrate(session, name)
+    insert(session)
     steps_with(monkeypatch, "-- outside a transaction\nCREATE INDEX taskmanager_more ON taskmanager_tasks (sent_at);")
     pooler = PgBouncer(cluster)
     try:
@@ -326,8 +343,8 @@ def test_migration_by_a_command_takes_the_direct_way(
             pass
         with pytest.raises(StoreUnavailable), place_at(f"{url}&direct=127.0.0.1:{free_port()}").write():
             pass
-        with place_at(f"{url}&direct=127.0.0.1:{cluster.port}").write() as session:
-            assert session.execute("SELECT max(version) FROM taskmanager_schema").fetchone() == (
+        with place_at(f"{url}&direct=127.0.0.1:{cluster.port}").write() as migrated:
+            assert migrated.execute("SELECT max(version) FROM taskmanager_schema").fetchone() == (
                 schema.migrations()[-1].version,
             )
     finally:

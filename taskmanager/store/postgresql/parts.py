@@ -112,7 +112,7 @@ def _note(parts: dict[str, Part], statement: str) -> None:
         else:
             del parts[name]
     elif dropped := _DROPS.match(bare):
-        for name in [each.name for each in parts.values() if dropped[1] in (each.name, each.table)]:
+        for name in [each.name for each in parts.values() if dropped[2] in (each.name, each.table)]:
             del parts[name]
     else:
         raise AssertionError(f"no migration may say: {statement}")

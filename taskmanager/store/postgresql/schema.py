@@ -11,7 +11,8 @@ renames runs only when nobody else lives. If it drops indexes alone, the schema 
 later start, and steps behind it do not wait; any other refuses the start, and names who lives.
 
 A step whose first line says `-- outside a transaction` is for CREATE INDEX CONCURRENTLY and DROP INDEX CONCURRENTLY. It
-may be done twice: an index that was left half built is dropped and built again.
+may be done twice: an index that was left half built is dropped and built again. It waits for all transactions that are
+open in the database. So where there is no task yet it is done in a transaction like the others, which is over at once.
 
 What another program has dropped is made anew, and said.
 """
@@ -49,6 +50,7 @@ _ADD_VERSION: Final = (
 )
 _REFERENCES: Final = re.compile(r"FOREIGN\s+KEY\s+\((\w+)\)\s+REFERENCES\s+(\w+)\s+\((\w+)\)")
 _INDEX: Final = re.compile(r"\bINDEX\s+(CONCURRENTLY\s+)?(IF\s+(NOT\s+)?EXISTS\s+)?")
+_CONCURRENTLY: Final = re.compile(r"\bINDEX\s+CONCURRENTLY\b")
 _REPEATED: Final = (
     errors.LockNotAvailable, errors.DeadlockDetected, errors.SerializationFailure, errors.UniqueViolation,
     errors.DuplicateTable, errors.DuplicateObject, errors.DuplicateSchema,
@@ -178,6 +180,11 @@ def _refuse_unknown(found: Found, steps: Sequence[Migration], place: str) -> Non
         )
 
 
+def _in_transaction(statement: str) -> str:
+    """Return a statement as a transaction may hold it."""
+    return _CONCURRENTLY.sub("INDEX", statement, count=1)
+
+
 class _Migrator:
     """What one start does to one schema."""
 
@@ -234,21 +241,27 @@ class _Migrator:
             yield self._look()
 
     def _apply(self, step: Migration) -> None:
-        if step.is_outside:
-            if self._is_pooled:
-                raise StoreError(
-                    f"{self._place} is reached through a pooler, and step {step.version} of its schema needs a session "
-                    "of its own: add direct=host:port to the URL, the address of the server itself, or let a DBA run "
-                    "what `taskmanager migrate --sql` prints"
-                )
-            self._apply_outside(step)
         with self._alone() as found:
             if step.version in found.applied:
                 return
-            if not step.is_outside:
+            if not step.is_outside or self._has_no_task():
                 for statement in statements(step.script):
-                    self._run(statement)
+                    self._run(_in_transaction(statement))
+                self._run(_ADD_VERSION.format(step.version, step.name))
+                return
+        if self._is_pooled:
+            raise StoreError(
+                f"{self._place} is reached through a pooler, and step {step.version} of its schema needs a session "
+                "of its own: add direct=host:port to the URL, the address of the server itself, or let a DBA run "
+                "what `taskmanager migrate --sql` prints"
+            )
+        for statement in statements(step.script):
+            self._build(statement)
+        with self._alone():
             self._run(_ADD_VERSION.format(step.version, step.name))
+
+    def _has_no_task(self) -> bool:
+        return self._run("SELECT FROM taskmanager_tasks LIMIT 1").fetchone() is None
 
     def _pending(self, found: Found) -> list[Migration]:
         """Return the steps to apply now. Raise `StoreError` if that would harm somebody."""
@@ -326,7 +339,7 @@ class _Migrator:
                 f" WHERE NOT EXISTS (SELECT FROM {table} AS other WHERE other.{name} = t.{column})"
             )
         for statement in part.statements:
-            self._run(statement)
+            self._run(_in_transaction(statement))
 
     def _tell(self, tables: Sequence[str], missing: Sequence[Part]) -> None:
         if tables:
@@ -338,15 +351,9 @@ class _Migrator:
         elif missing:
             logger.warning("%s had lost %s: made anew", self._place, ", ".join(part.name for part in missing))
 
-    def _apply_outside(self, step: Migration) -> None:
-        for statement in statements(step.script):
-            self._build(statement)
-
     def _build(self, statement: str) -> None:
         """Build or drop an index without a transaction around it, while others write. It may be done already."""
-        sql = re.sub(
-            r"\bINDEX\s+(CONCURRENTLY\s+)?(IF\s+(NOT\s+)?EXISTS\s+)?", "INDEX CONCURRENTLY ", statement, count=1
-        )
+        sql = _INDEX.sub("INDEX CONCURRENTLY ", statement, count=1)
         made = re.search(r"CREATE\s+(?:UNIQUE\s+)?INDEX CONCURRENTLY (\w+)", sql)
         with self._without_transaction():
             if made is None:
