@@ -7,7 +7,8 @@ import pytest
 
 from taskmanager.model.clock import SystemClock
 from taskmanager.store.postgresql import claims
-from taskmanager.store.postgresql.floors import ASK_S, ASK_SHARE, LATE_US, SLOW_S, Floors
+from taskmanager.store.postgresql.floors import LATE_US, Floors
+from taskmanager.store.postgresql.seldom import ASK_S, ASK_SHARE, SLOW_S
 from tests.contract.rows import task, wants
 from tests.unit.postgres_sessions import Connected, other, session
 

@@ -9,8 +9,9 @@ import pytest
 from taskmanager.model.clock import SystemClock
 from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.connection import connect, lead_to_schema
-from taskmanager.store.postgresql.floors import ASK_S, LATE_US, SLOW_S
+from taskmanager.store.postgresql.floors import LATE_US
 from taskmanager.store.postgresql.free_pairs import ALL, KNOWN, MAX_KNOWN, FreePairs
+from taskmanager.store.postgresql.seldom import ASK_S, SLOW_S
 from taskmanager.store.postgresql.session import PostgresSession
 from taskmanager.store.sql.claims import free_queues
 from taskmanager.store.sql.session import Values

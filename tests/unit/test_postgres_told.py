@@ -7,8 +7,8 @@ import pytest
 
 from taskmanager.rules.claims import Room, Starting
 from taskmanager.store.postgresql.address import Address
-from taskmanager.store.postgresql.floors import ASK_S
 from taskmanager.store.postgresql.free_pairs import FreePairs
+from taskmanager.store.postgresql.seldom import ASK_S
 from taskmanager.store.postgresql.store import PostgresStore
 from tests.contract.rows import ME, put, task, wants
 from tests.crash.harness import PATIENCE_S

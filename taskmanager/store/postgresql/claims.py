@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.record import TaskRow
-from taskmanager.store.postgresql.floors import FOUND_LEVELS, GIVEN_LEVELS, TOOK_US, Floors
+from taskmanager.store.postgresql.floors import FOUND_LEVELS, GIVEN_LEVELS, Floors
+from taskmanager.store.postgresql.seldom import TOOK_US
 from taskmanager.store.postgresql.writing import numbers, texts
 from taskmanager.store.protocol import ClaimRequest
 from taskmanager.store.sql.claims import BETTER, IN_QUEUE, IS_FREE, IS_PLAIN, WAITS

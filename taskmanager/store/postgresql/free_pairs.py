@@ -9,7 +9,8 @@ or is the first of its function, queue and priority, is seen after that. So such
 from typing import TYPE_CHECKING, Final
 
 from taskmanager.model.clock import SECOND_US, Clock, SystemClock
-from taskmanager.store.postgresql.floors import ASK_S, ASK_SHARE, LATE_US, SLOW_S, TOOK_US
+from taskmanager.store.postgresql.floors import LATE_US
+from taskmanager.store.postgresql.seldom import SLOW_S, TOOK_US, Seldom
 from taskmanager.store.postgresql.writing import numbers, texts
 from taskmanager.store.protocol import FreeQueue
 from taskmanager.store.sql.claims import IS_FREE
@@ -52,17 +53,15 @@ class FreePairs:
     def __init__(self, clock: Clock = _CLOCK, slow_s: float = SLOW_S) -> None:
         self._clock = clock
         self.slow_s = slow_s
+        self._all = Seldom(clock)
         self._floors: dict[Key, int] = {}
-        self._known_until_s = 0.0
-        self._needs_look = False
 
     def __repr__(self) -> str:
         return f"<FreePairs {len(self._floors)} known>"
 
     def look(self, session: "PostgresSession", ahead_us: int = 0) -> list[FreeQueue]:
         """Return what waits, each counted as one. The server, by which rows are stamped, is `ahead_us` of this host."""
-        is_known = self._clock.elapsed_s() < self._known_until_s
-        found = self._look_at_known(session) if is_known else self._look(session, ahead_us)
+        found = self._look(session, ahead_us) if self._all.is_due() else self._look_at_known(session)
         first: dict[tuple[str, str], int] = {}
         for (name, queue, _), due_at in found.items():
             first[name, queue] = min(due_at, first.get((name, queue), due_at))
@@ -70,24 +69,21 @@ class FreePairs:
 
     def take_needed_look(self) -> bool:
         """Return, once, whether something may have been passed over that the next look would find."""
-        needs_look = self._needs_look and self._clock.elapsed_s() >= self._known_until_s
-        self._needs_look = self._needs_look and not needs_look
-        return needs_look
+        return self._all.take_missed()
 
     def _look(self, session: "PostgresSession", ahead_us: int) -> dict[Key, int]:
-        latest, began_s = self._clock.now_us() + ahead_us - LATE_US, self._clock.elapsed_s()
+        latest = self._clock.now_us() + ahead_us - LATE_US
         *rows, (_, _, _, took_us) = session.execute_by_indexes(ALL).fetchall()
         found: dict[Key, int] = {tuple(key): due_at for *key, due_at in rows}
-        took_s = took_us / SECOND_US
         self._floors = {key: min(found.get(key, latest), latest) for key in {**self._floors, **found}}
         if len(self._floors) > MAX_KNOWN:
             self._floors = {}
-        elif took_s >= self.slow_s:
-            self._known_until_s = began_s + max(ASK_S, ASK_SHARE * took_s)
+        elif took_us >= self.slow_s * SECOND_US:
+            self._all.note(took_us)
         return found
 
     def _look_at_known(self, session: "PostgresSession") -> dict[Key, int]:
-        self._needs_look = True
+        self._all.miss()
         if not self._floors:
             return {}
         rows = session.execute_by_indexes(KNOWN, self._given()).fetchall()
