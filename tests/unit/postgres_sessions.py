@@ -6,6 +6,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskRow
 from taskmanager.store.postgresql import claims, schema
 from taskmanager.store.postgresql.floors import Floors
@@ -16,6 +17,15 @@ from tests.contract.rows import wants
 INSERT = f"""
 INSERT INTO taskmanager_tasks ({", ".join(TASK_COLUMNS)}, claimed) VALUES ({"?, " * len(TASK_COLUMNS)}?)
 """
+
+
+class StillClock(SystemClock):
+    """Elapsed time that passes only when a test says so."""
+
+    now_s = 1000.0
+
+    def elapsed_s(self) -> float:
+        return self.now_s
 
 
 class Connected:

@@ -218,5 +218,8 @@ def _given(request: ClaimRequest, limit: int) -> dict[str, Any]:
 
 
 def hold_queue(session: Session, queue_name: str, schema: int) -> None:
-    """See `Session.hold_queue`. The number of the schema keeps queues of the same name apart."""
+    """Let no other transaction hold this queue until the one that is open is over.
+
+    The number of the schema keeps queues of the same name apart.
+    """
     session.execute(f"SELECT pg_advisory_xact_lock({_QUEUE}, hashtext(?))", (f"{schema} {queue_name}",))

@@ -27,6 +27,7 @@ from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.floors import Floors
 from taskmanager.store.postgresql.free_pairs import FreePairs
 from taskmanager.store.postgresql.notices import SAY_ONCE, Notices, channel_of
+from taskmanager.store.postgresql.taken import Taken
 from taskmanager.store.postgresql.words import translated
 from taskmanager.store.postgresql.writing import send, write
 from taskmanager.store.protocol import ClaimRequest, FreeQueue
@@ -134,6 +135,7 @@ class PostgresSession:
         self._words: dict[str, str] = {}
         self._floors: defaultdict[str, Floors] = defaultdict(Floors)
         """By queue."""
+        self._taken: defaultdict[str, Taken] = defaultdict(Taken)
         self._free_pairs = FreePairs()
         self._is_unreplicated = False
         self._is_confirmed = False
@@ -313,9 +315,10 @@ class PostgresSession:
             each.take_needed_look() for each in list(self._floors.values())
         )
 
-    def hold_queue(self, queue_name: str) -> None:
-        """See `Session.hold_queue`."""
+    def count_taken(self, queue_name: str, now: int) -> int:
+        """See `Session.count_taken`."""
         claims.hold_queue(self, queue_name, self.number)
+        return self._taken[queue_name].count(self, queue_name, now)
 
     def write_all(self, batches: Sequence[tuple[Kind, Sequence[Row]]]) -> list[int]:
         """See `Session.write_all`. All of it is one way to the server and back.

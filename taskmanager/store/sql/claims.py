@@ -246,16 +246,6 @@ def others(connection: Session, request: ClaimRequest, due_at: int, limit: int) 
     return packed(connection, OTHERS, wanted | scanned)
 
 
-_COUNT_TAKEN: Final = """
-SELECT (
-    SELECT count(*) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_claimed WHERE claimed = 1 AND queue_name = :name
-) + (
-    SELECT count(*) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_status
-    WHERE status = 'RUNNING' AND status <> 'COMPLETED' AND queue_name = :name
-)
-"""
-
-
 _COUNT_LENT: Final = """
 SELECT count(*) FROM json_each(?) AS v JOIN taskmanager_tasks AS t ON t.id = v.value
 WHERE t.status = 'RUNNING' AND t.claimed_by_worker_id = ?
@@ -264,12 +254,11 @@ WHERE t.status = 'RUNNING' AND t.claimed_by_worker_id = ?
 
 def _places(connection: Session, request: ClaimRequest, file_limit: int) -> int:
     """How many may be claimed. No other claim counts them before this one is committed."""
-    connection.hold_queue(request.queue_name)
-    (taken,) = connection.execute(_COUNT_TAKEN, {"name": request.queue_name}).fetchone()
+    taken = connection.count_taken(request.queue_name, request.now)
     lent = 0
     if request.lenders:
         (lent,) = connection.execute(_COUNT_LENT, (json.dumps(list(request.lenders)), request.owner)).fetchone()
-    return max(0, int(lent) - request.borrowed) + max(0, file_limit - int(taken))
+    return max(0, int(lent) - request.borrowed) + max(0, file_limit - taken)
 
 
 def release(connection: Session, owner: str, now: int, unanswered: int | None = None) -> int:

@@ -116,8 +116,11 @@ class Session(Protocol):
         """
         ...
 
-    def hold_queue(self, queue_name: str) -> None:
-        """Let no other transaction hold this queue until the one that is open is over."""
+    def count_taken(self, queue_name: str, now: int) -> int:
+        """Count the CLAIMED and RUNNING rows of a queue, for a claim that is stamped `now`.
+
+        No other transaction counts those of this queue until the one that is open is over.
+        """
         ...
 
     def is_rows_fault(self, error: Exception) -> bool:

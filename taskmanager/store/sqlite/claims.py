@@ -49,6 +49,15 @@ WHERE {IS_FREE} AND enqueued_at <= :now AND id IN (
 """
 _IS_AWAKE: Final = "UPDATE taskmanager_steps SET wakes_at = NULL WHERE id IN (SELECT value FROM json_each(:steps))"
 
+_COUNT_TAKEN: Final = """
+SELECT (
+    SELECT count(*) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_claimed WHERE claimed = 1 AND queue_name = :name
+) + (
+    SELECT count(*) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_status
+    WHERE status = 'RUNNING' AND status <> 'COMPLETED' AND queue_name = :name
+)
+"""
+
 
 def may_take(connection: Session, request: ClaimRequest) -> bool:
     """See `Session.may_take`."""
@@ -89,3 +98,9 @@ def _start(connection: Session, found: Sequence[tuple[int, str]], request: Claim
         known = {"rows": rows, "owner": request.owner, "now": request.now}
         connection.execute(_START, known | starting._asdict())
     return rows
+
+
+def count_taken(connection: Session, queue_name: str, now: int) -> int:
+    """See `Session.count_taken`. The lock for writing holds all queues."""
+    (taken,) = connection.execute(_COUNT_TAKEN, {"name": queue_name}).fetchone()
+    return int(taken)

@@ -153,8 +153,7 @@ class SqliteSession(sqlite3.Connection):
     may_take = claims.may_take
     take = claims.take  # no method that calls it: each claim would pay for another call
 
-    def hold_queue(self, queue_name: str) -> None:
-        """See `Session.hold_queue`. The lock for writing holds all of them."""
+    count_taken = claims.count_taken
 
     def is_rows_fault(self, error: Exception) -> bool:
         """See `Session.is_rows_fault`."""
