@@ -1,5 +1,6 @@
 """What every store tells of its rows, and does to them for people: lists, cancel requests, counts, purges, queues."""
 
+import random
 from typing import Any
 
 import pytest
@@ -101,6 +102,18 @@ async def test_rows_of_owners_and_orphans_are_complementary(store: Store) -> Non
     assert [row.task_id for row in await store.fetch_owned(living, limit=9, is_running=True)] == ["d"]
     assert await store.fetch_owned([ME], limit=9, is_running=True) == []
     assert await store.fetch_owned([], limit=9) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_orphans_are_all_that_no_living_owner_has(store: Store, seed: int) -> None:
+    """Wherever their owners stand among the living. What is held waits for its workflow, and is none."""
+    chance, held = random.Random(seed), "held"
+    owners = ["", "\x01", "a", "a\x01", "aa", "b", "held ", "hele", "z", "\u00e9", "\U0010ffff"]
+    rows = [task(f"t{number:02}", claimed_by_worker_id=chance.choice([*owners, held])) for number in range(30)]
+    await put(store, *rows)
+    living = chance.sample(owners, chance.randint(0, len(owners)))
+    found = await store.fetch_orphans(living, limit=30)
+    assert found == [row for row in rows if row.claimed_by_worker_id not in (*living, held)]
 
 
 async def test_pages_go_on_after_an_id(store: Store) -> None:

@@ -1,5 +1,6 @@
 """Connections to a PostgreSQL server for the tests of what is sent there."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,9 @@ from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskRow
 from taskmanager.store.postgresql import claims, schema
 from taskmanager.store.postgresql.floors import Floors
+from taskmanager.store.postgresql.session import PostgresSession
 from taskmanager.store.postgresql.words import translated
+from taskmanager.store.sql.session import Values
 from taskmanager.store.sql.statements import TASK_COLUMNS
 from tests.contract.rows import wants
 
@@ -69,3 +72,11 @@ def other(session: Connected) -> Iterator[Connected]:
     made.raw.execute("BEGIN")
     yield made
     made.raw.close()
+
+
+def pages_read(reading: PostgresSession, statement: str, values: Values) -> int:
+    """How often the server looks at a page for it."""
+    plan = reading.execute(f"EXPLAIN (ANALYZE, BUFFERS) {statement}", values).fetchall()
+    found = next(re.search(r"shared hit=(\d+)", line) for (line,) in plan if "Buffers" in line)
+    assert found is not None
+    return int(found[1])

@@ -59,6 +59,10 @@ class Asked:
         """Do a statement."""
         return self._connection.execute(translated(sql), values)
 
+    def by_indexes(self) -> AbstractContextManager[None]:
+        """The rows are few."""
+        return nullcontext()
+
     def snapshot(self) -> AbstractContextManager[None]:
         """Nobody else writes."""
         return nullcontext()

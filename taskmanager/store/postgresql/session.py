@@ -293,6 +293,15 @@ class PostgresSession:
         finally:
             self.rollback()
 
+    @contextmanager
+    def by_indexes(self) -> Iterator[None]:
+        """See `Session.by_indexes`."""
+        self._opening = _PLANNED
+        try:
+            yield
+        finally:
+            self.rollback()
+
     def write(self, kind: Kind, rows: Sequence[Row], changed_ids: set[str] | None = None) -> int:
         """See `Session.write`."""
         return write(self, kind, rows, changed_ids)

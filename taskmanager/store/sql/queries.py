@@ -207,17 +207,40 @@ _NOT_COMPLETED: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_status W
 OWNED: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_owner"
 IS_OWNED: Final = f"claimed_by_worker_id IS NOT NULL AND status IN ({LIVE_SQL}) AND claimed_by_worker_id <> '{HELD}'"
 """An instance has it, dead or alive. What is held waits for its workflow."""
-# Owners are few and their rows many.
+
+
+def _first_owner(above: str, below: str) -> str:
+    all_above = f"FROM {OWNED} WHERE claimed_by_worker_id {above} AND {IS_OWNED}"
+    first, bounded = (
+        f"(SELECT claimed_by_worker_id {which} ORDER BY claimed_by_worker_id LIMIT 1)"
+        for which in (all_above, f"{all_above} AND claimed_by_worker_id < {below}")
+    )
+    return f"CASE WHEN {below} IS NULL THEN {first} ELSE {bounded} END"
+
+
+# Owners are few and their rows many. What a living one has had stays in the index until it can be cleared away, and is
+# never read: between two of the living it is hopped from one dead owner to the next.
 _ORPHANS: Final = f"""
-(
-    {hops(OWNED, IS_OWNED, "claimed_by_worker_id")}
-    SELECT claimed_by_worker_id AS id FROM each_claimed_by_worker_id
-    WHERE claimed_by_worker_id NOT IN (SELECT value FROM json_each(:owners))
-) AS dead
-JOIN taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner ON t.claimed_by_worker_id = dead.id
-WHERE t.id > CAST(:after AS TEXT) AND t.status IN ({LIVE_SQL})
+taskmanager_tasks AS t WHERE t.rowid IN (SELECT value FROM json_each((
+    WITH RECURSIVE dead_owner (owner, next_living) AS (
+        SELECT {_first_owner(">= low.value", "high.value")}, high.value
+        FROM json_each(:above) AS low JOIN json_each(:below) AS high ON high.key = low.key
+        UNION ALL
+        SELECT {_first_owner("> dead_owner.owner", "dead_owner.next_living")}, next_living
+        FROM dead_owner WHERE owner IS NOT NULL
+    )
+    SELECT json_group_array(orphan.value) FROM dead_owner CROSS JOIN json_each((
+        SELECT json_group_array(row) FROM (
+            SELECT rowid AS row FROM {OWNED}
+            WHERE claimed_by_worker_id = dead_owner.owner AND id > CAST(:after AS TEXT) AND status IN ({LIVE_SQL})
+            ORDER BY id LIMIT :limit
+        )
+    )) AS orphan
+)))
 ORDER BY t.id LIMIT :limit
 """
+_JUST_ABOVE: Final = "\x01"
+"""A text with this behind it is the first one above that text."""
 
 
 def fetch_owned(
@@ -248,8 +271,11 @@ def fetch_orphans(
     is_summary: bool = False,
 ) -> list[TaskRow]:
     """See `Store.fetch_orphans`."""
-    wanted = {"owners": json.dumps(list(live_owners)), "after": after, "limit": limit}
-    return task_rows(connection, _ORPHANS, wanted, SUMMARY if is_summary else _TASK)
+    living = sorted({HELD, *live_owners})
+    above, below = ["", *(each + _JUST_ABOVE for each in living)], [*living, None]
+    wanted = {"above": json.dumps(above), "below": json.dumps(below), "after": after, "limit": limit}
+    with connection.by_indexes():
+        return task_rows(connection, _ORPHANS, wanted, SUMMARY if is_summary else _TASK)
 
 
 _EXPIRED: Final = """

@@ -78,6 +78,13 @@ class Session(Protocol):
         """
         ...
 
+    def by_indexes(self) -> AbstractContextManager[None]:
+        """Let the queries of the block be done by the indexes that they name, whatever the database expects to find.
+
+        It may expect few rows, and not know of the many that have ended and cannot be cleared away.
+        """
+        ...
+
     def write(self, kind: "Kind", rows: "Sequence[Row]", changed_ids: set[str] | None = None) -> int:
         """Write these rows. Return how many have changed something; their ids are added to `changed_ids`."""
         ...

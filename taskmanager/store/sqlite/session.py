@@ -102,6 +102,10 @@ class SqliteSession(sqlite3.Connection):
         """See `Session.together`. The database is here."""
         return nullcontext()
 
+    def by_indexes(self) -> AbstractContextManager[None]:
+        """See `Session.by_indexes`. SQLite does that in any case."""
+        return nullcontext()
+
     @contextmanager
     def snapshot(self) -> Iterator[None]:
         """See `Session.snapshot`."""
