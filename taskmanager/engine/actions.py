@@ -139,6 +139,8 @@ async def _write(
 
     An end whose columns the store refuses, because they contradict each other, is written without them.
     """
+    if not changes:  # an empty commit would make all other instances look
+        return frozenset()
     writes = [TaskWrite(row, expected_of(read), forgets_steps=forgets_steps) for row, read in changes]
     report = await store.commit(writes)
     won = frozenset(row.task_id for row, _ in changes) - report.lost.keys() - report.rejected.keys()

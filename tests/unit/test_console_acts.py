@@ -18,6 +18,7 @@ from taskmanager.model.errors import ArgumentError, StoreError, StoreUnavailable
 from taskmanager.model.record import TaskRow, UnreadableRow
 from taskmanager.store.file_place import FilePlace
 from taskmanager.store.sqlite import SqliteStore
+from taskmanager.testing import FaultyStore
 from tests.contract.rows import put, task
 
 pytestmark = pytest.mark.anyio
@@ -70,6 +71,15 @@ async def test_cancel_says_of_each_task_what_became_of_it(store: SqliteStore, pa
     assert lost == Answer("lost", True, "asked", "its instance is dead; a start, or `taskmanager recover`, ends it")
     assert done == Answer("done", False, "refused", "it is COMPLETED already")
     assert (await fetched(store, "free"))[0].status == "CANCELLED"
+
+
+async def test_cancel_of_what_runs_commits_nothing_but_the_request(store: SqliteStore, path: Path) -> None:
+    """An empty commit would be news on a server: every instance there would look what it is."""
+    rows = [task("lost", status="RUNNING")]
+    await put(store, *rows)
+    watched = FaultyStore(store)
+    await acts.cancel(watched.as_store(), rows, CLOCK, FilePlace(path))
+    assert set(watched.calls) == {"request_cancel"}
 
 
 async def test_a_cancel_waits_for_the_end_of_what_runs(path: Path, store: SqliteStore) -> None:
