@@ -76,7 +76,12 @@ class Attempt:
     task: "asyncio.Task[None] | None" = None
     thread: "asyncio.Future[Any] | None" = None
     """Done when the thread that runs its code has ended."""
+    limit_s = 0.0
+    """Its time limit, if it has one."""
+    forget_limit: "Callable[[Attempt], None] | None" = None
+    """Called at its end if it has one."""
     timer: asyncio.TimerHandle | None = None
+    """Set when it has reached its time limit and was asked to end."""
     stop_reason: StopReason | None = None
     on_end: Callable[[], None] | None = None
     on_gone: Callable[[], None] | None = None
@@ -242,6 +247,8 @@ class Attempt:
         self.is_over = True
         if log_text is not None:
             self.live.log_text = log_text
+        if self.forget_limit is not None:
+            self.forget_limit(self)
         if self.timer is not None:
             self.timer.cancel()
 

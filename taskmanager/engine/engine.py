@@ -160,7 +160,7 @@ def wire(
     inbox = Inbox(life.live, dispatcher, writer, life.accept, life.dispatch, settings.max_pending, follower)
     alarm = Alarm(loop, clock, wall_clock, dispatcher.delays, life.wake_due)
     runner = Runner(
-        settings.processes, host, life.report, life.complete, stall.lost_s, writer.was_cancelled_since,
+        settings.processes, host, life.report, life.complete, stall.running_s, writer.was_cancelled_since,
         hooks.middlewares,
     )  # fmt: skip
     save, steps = ProgressSaver(loop, writer.mark, clock).save, _step_calls(store, writer, runner)

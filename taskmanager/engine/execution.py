@@ -24,6 +24,7 @@ from taskmanager.engine.outcome import (
     outcome_of,
     timed_out,
 )
+from taskmanager.engine.time_limits import TimeLimits
 from taskmanager.model.context import current
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.hooks import Middleware
@@ -46,7 +47,7 @@ class Runner:
         host: Host,
         report: Report,
         complete: Callable[[Attempt, Any], None],
-        lost_s: Callable[[], float],
+        running_s: Callable[[], float],
         was_torn_down_since: Callable[[float], bool],
         middlewares: Sequence[Middleware] = (),
     ) -> None:
@@ -59,7 +60,7 @@ class Runner:
         self.threads = ThreadLane(self._loop)
         self._report = report
         self._complete = complete
-        self._lost_s = lost_s
+        self._limits = TimeLimits(self._loop, running_s, self._time_out)
         self._was_torn_down_since = was_torn_down_since
         self._middlewares = middlewares
         self._by_lane = {"async": self._run_async, "thread": self._run_thread, "process": self._run_process}
@@ -79,7 +80,7 @@ class Runner:
         self._not_begun.append(attempt)
         attempt.began_s = loop.time()
         if live.timeout_s is not None and not live.is_workflow_task:
-            self._watch_timeout(attempt, live.timeout_s)
+            self._limits.watch(attempt, live.timeout_s)
 
     def _look_at_not_begun(self) -> None:
         """End the attempts whose task was cancelled before its first step, by code of the application.
@@ -172,7 +173,7 @@ class Runner:
             self._finish(attempt, outcome)
             return
         if live.timeout_s is not None:
-            self._watch_timeout(attempt, live.timeout_s)
+            self._limits.watch(attempt, live.timeout_s)
         await way(attempt)
 
     async def _run_async(self, attempt: Attempt) -> None:
@@ -358,21 +359,6 @@ class Runner:
             attempt.on_gone()
 
     # Time limits.
-
-    def _watch_timeout(self, attempt: Attempt, timeout_s: float) -> None:
-        """Watch the time limit. Time in which the process could not run (stopped, suspended) does not count."""
-        loop = self._loop
-        deadline = loop.time() + timeout_s
-        lost_before = self._lost_s()
-
-        def check() -> None:
-            left = deadline + (self._lost_s() - lost_before) - loop.time()
-            if left > 0:
-                attempt.timer = loop.call_later(left, check)
-            elif not attempt.is_over:
-                self._time_out(attempt)
-
-        attempt.timer = loop.call_later(timeout_s, check)
 
     def _time_out(self, attempt: Attempt) -> None:
         if attempt.thread is not None:

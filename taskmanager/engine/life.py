@@ -308,8 +308,8 @@ class Life:
         """
         live = attempt.live
         attempt.is_over, attempt.task, live.attempt = True, None, None
-        if attempt.timer is not None:
-            attempt.timer.cancel()
+        if attempt.forget_limit is not None:
+            attempt.forget_limit(attempt)
         self._settlement.complete(live, attempt, value)
         self.finish(live)
         self._free_slot(attempt)
