@@ -39,7 +39,8 @@ from taskmanager.model.workflows import Input
 _IMMUTABLE: Final = frozenset(
     {int, str, float, bool, NoneType, bytes, date, datetime, time, timedelta, UUID, Decimal},
 )
-_NO_ARGS, _NO_KWARGS = "[]", "{}"
+_NO_ARGS, _NO_KWARGS = NO_ARGUMENTS = "[]", "{}"
+"""The stored form of a call without any."""
 _UNTYPED: Final = StoredType(Any)
 
 _SHORT_CHARS: Final = 2_000
@@ -106,6 +107,8 @@ class ArgumentCodec:
         Raises `ArgumentError` naming the parameter unless every argument provably comes back equal in value and type,
         and when they take more than `MAX_ENCODED_BYTES` together.
         """
+        if self._codec is None and not (args or kwargs):
+            return NO_ARGUMENTS
         if self._codec is None and self._are_scalars(args, kwargs):
             try:
                 args_text = json_encoder.encode(args).decode() if args else _NO_ARGS
@@ -234,6 +237,9 @@ class ArgumentCodec:
     def _decode_scalars(self, args_text: str, kwargs_text: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The arguments when the annotations ask for nothing but JSON's own scalars; None for the long way."""
         try:
+            if args_text == _NO_ARGS and kwargs_text == _NO_KWARGS:
+                self.check((), {})
+                return (), {}
             items = plain_decoder.decode(args_text)
             kwargs = {} if kwargs_text == _NO_KWARGS else plain_decoder.decode(kwargs_text)
             if type(items) is not list or type(kwargs) is not dict:

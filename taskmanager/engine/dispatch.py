@@ -38,7 +38,7 @@ from taskmanager.engine.timers import STALE_CLEANUP_AT, Delays
 from taskmanager.engine.waiters import Waiters, resolve, wait_in
 from taskmanager.model.config import QueueConfig, queue_of_a_row
 from taskmanager.model.logger import logger
-from taskmanager.model.states import Lane, TaskStatus
+from taskmanager.model.states import PENDING, Lane
 from taskmanager.rules.ready import Slots, take_each
 
 KNOWN_QUEUES: Final = 100
@@ -175,7 +175,7 @@ class Dispatcher:
 
     def needs_claim(self, live: LiveTask) -> bool:
         """Whether this task waits in the file until it is claimed, and has not been claimed yet."""
-        waits_there = live.is_persisted and live.status is TaskStatus.PENDING
+        waits_there = live.is_persisted and live.status is PENDING
         return waits_there and self.queue(live.queue_name).waits_in_file
 
     def add_ready(self, live: LiveTask) -> None:

@@ -33,6 +33,8 @@ class UnsavedEnded(Mapping[str, LiveTask]):
         self.numbers: dict[PlainCall, int] = {}
         self.calls: list[PlainCall] = []
         """By their numbers."""
+        self.of_ordinary: dict[Definition, int] = {}
+        """The numbers of those calls that differ in nothing from their definitions."""
         self._definitions: list[Definition] = []
         """By the same."""
         self._find = find
@@ -53,6 +55,7 @@ class UnsavedEnded(Mapping[str, LiveTask]):
         """Give a call its number."""
         if not self.packed:  # nothing has the numbers so far any more
             self.numbers.clear()
+            self.of_ordinary.clear()
             self.calls, self._definitions = [], []
         number = self.numbers[call] = len(self.calls)
         self.calls.append(call)

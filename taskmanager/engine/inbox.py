@@ -22,7 +22,7 @@ from taskmanager.engine.phases import ARRIVED
 from taskmanager.engine.waiters import resolve, wait_in
 from taskmanager.engine.writer import Writer
 from taskmanager.model.errors import ManagerStopped
-from taskmanager.model.states import TaskStatus
+from taskmanager.model.states import COMPLETED
 
 HELPING: Final = 500
 HELPING_S: Final = 0.005
@@ -247,7 +247,7 @@ class Inbox:
         Somebody asks for an end who waits for it or for all that there is, a process that died of the task before, the
         schedule of the task, a queue whose limit holds for the file, and callers who may soon find memory full.
         """
-        if live.status is not TaskStatus.COMPLETED or live.start_count != 1 or self._writer.is_rushed:
+        if live.status is not COMPLETED or live.start_count != 1 or self._writer.is_rushed:
             return False
         if live.waiters or live.save_waiters or live.successor or live.crash_count or live.scheduled_for is not None:
             return False

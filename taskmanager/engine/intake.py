@@ -15,6 +15,7 @@ from contextvars import copy_context
 from enum import Enum
 from typing import Any, Final
 
+from taskmanager.codec.arguments import NO_ARGUMENTS
 from taskmanager.engine import child
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher
@@ -57,6 +58,8 @@ class Door(Enum):
     DRAINING = "draining"
     STOPPED = "stopped"
 
+
+_OPEN, _DRAINING = Door.OPEN, Door.DRAINING  # each call asks, and to look them up takes four times as long
 
 _intakes: "weakref.WeakSet[Intake]" = weakref.WeakSet()
 
@@ -123,12 +126,14 @@ class Intake:
         if definition.is_persisted:
             live.args_text, live.kwargs_text = arguments.encode(args, kwargs)
         else:
-            live.is_ordinary = options is NO_OPTIONS
+            live.is_ordinary = options is NO_OPTIONS or options.has_only_tags
             live.call_args, live.call_kwargs = args, kwargs or None  # an empty one takes 64 bytes a task
-            if arguments.is_plain(args, kwargs):
+            if not arguments.is_plain(args, kwargs):
+                live.args_text, live.kwargs_text = definition.stored_arguments(args, kwargs)
+            elif args or kwargs:
                 live.encodes_later = True
             else:
-                live.args_text, live.kwargs_text = definition.stored_arguments(args, kwargs)
+                live.args_text, live.kwargs_text = NO_ARGUMENTS
         live.context = copy_context()
         if options is not NO_OPTIONS:
             self._set_options(live, definition, options)
@@ -208,7 +213,7 @@ class Intake:
         self._warn_of_no_start(live)
 
     def _check_room(self, live: LiveTask, inbox: Inbox) -> None:
-        if self.door is not Door.OPEN and not live.is_persisted:
+        if self.door is not _OPEN and not live.is_persisted:
             raise ManagerStopping(
                 f"the manager is stopping and takes persisted tasks only; {live.definition.name} is memory-only: "
                 "enqueue it after the next start, or give it persist=True"
@@ -220,7 +225,7 @@ class Intake:
     def _reached_limit(self, queue_name: str, inbox: Inbox) -> int | None:
         """The limit that leaves no room for a task of that queue now."""
         most = self._max_pending
-        if self.door is Door.DRAINING:  # what waits would make no room before the next start
+        if self.door is _DRAINING:  # what waits would make no room before the next start
             return most if most is not None and inbox.unwritten_count >= most else None
         if self._queue_limits:
             limit = self._queue_limits.get(queue_name)

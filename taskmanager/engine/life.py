@@ -311,7 +311,12 @@ class Life:
         if attempt.forget_limit is not None:
             attempt.forget_limit(attempt)
         self._settlement.complete(live, attempt, value)
-        self.finish(live)
+        if live.is_ordinary and live.is_first_success:
+            self._dispatcher.move(live, phases.ENDED)
+            self._writer.record_ordinary(live)
+            self.publish(live)
+        else:
+            self.finish(live)
         self._free_slot(attempt)
 
     def interrupt(self, attempt: Attempt) -> None:

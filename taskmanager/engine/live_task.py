@@ -16,7 +16,7 @@ from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, first_success, is_pause
 from taskmanager.model.result import TaskError, TaskResult
-from taskmanager.model.states import LIVE, BuiltInTaskCode, TaskStatus
+from taskmanager.model.states import COMPLETED, LIVE, PENDING, BuiltInTaskCode, TaskStatus
 
 if TYPE_CHECKING:
     from taskmanager.engine.attempt import Attempt
@@ -174,7 +174,7 @@ class LiveTask:
     call_args: tuple[Any, ...] | None
     call_kwargs: dict[str, Any] | None
     is_ordinary: bool
-    """Memory-only, and called without options: it may start as soon as there is a slot."""
+    """Memory-only, and called without options other than tags: it may start as soon as there is a slot."""
     encodes_later: bool
     """The arguments are immutable scalars of a memory-only task: their stored form is made when it is asked for."""
     context: Context | None
@@ -220,7 +220,7 @@ class LiveTask:
         self.is_persisted = definition.is_persisted
         self.saving = Saving() if definition.is_persisted else NOT_SAVED
         self.sent_at = self.enqueued_at = self.updated_at = now
-        self.status, self.phase, self.worker, self._attempts_due = TaskStatus.PENDING, ARRIVED, NO_WORKER, ()
+        self.status, self.phase, self.worker, self._attempts_due = PENDING, ARRIVED, NO_WORKER, ()
         self.start_count, self.due = 0, 0.0
         self.is_ordinary = self.encodes_later = self.is_published = False
         self.owner = self.claimed_at = self.started_at = self.completed_at = self.idempotency_key = None
@@ -289,7 +289,7 @@ class LiveTask:
         """→ COMPLETED with this value."""
         if self.start_count == 1 and not self._attempts_due:
             self._attempts_due = None
-        self.status = TaskStatus.COMPLETED
+        self.status = COMPLETED
         self.completed_at = self.updated_at = now_us
         self._value = value
 

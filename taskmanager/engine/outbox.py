@@ -219,6 +219,22 @@ class Outbox:
             self.history.entries.append(_new_tuple(Sent, (live, NOTHING, None, write)))
             ended.kept[live.task_id] = live
 
+    def record_ordinary(self, live: LiveTask) -> None:
+        """The same of a task to which nothing unusual was done (see `LiveTask.is_ordinary`), in its first run."""
+        ended = self.unsaved_ended
+        number = ended.of_ordinary.get(live.definition)
+        if number is None:
+            self.record(live, write := write_of(live, None))
+            if type(write) is HistoryWrite:
+                ended.of_ordinary[live.definition] = ended.numbers[write[1]]
+            return
+        if live.encodes_later:
+            live.store_arguments()
+        times = live.sent_at, live.started_at, live.completed_at
+        said = (live.task_id, number, live.args_text, live.kwargs_text, live.tags_text, *times, live.result_text)
+        self.history.entries.append(said)
+        ended.packed[live.task_id] = None
+
     def hurry_all(self) -> Places:
         """Nothing may wait any more. The places that are passed when all this is written."""
         while self._accepted:

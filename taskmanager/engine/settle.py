@@ -17,7 +17,7 @@ from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow
 from taskmanager.model.result import TaskError, TaskResult, trusted_code
-from taskmanager.model.states import AttemptOutcome, BuiltInTaskCode, TaskStatus
+from taskmanager.model.states import RUNNING, AttemptOutcome, BuiltInTaskCode, TaskStatus
 from taskmanager.rules.retry import RetryRule, with_retry_numbers
 from taskmanager.store.protocol import InstanceRow
 
@@ -54,7 +54,7 @@ class Settlement:
 
     def begin(self, live: LiveTask) -> None:
         """→ RUNNING: the state that is committed before user code runs."""
-        live.status = TaskStatus.RUNNING
+        live.status = RUNNING
         live.started_at = live.updated_at = self._now_us()
         live.owner = self._who.instance_id
         live.worker = self._worker

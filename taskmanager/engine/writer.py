@@ -149,6 +149,14 @@ class Writer:
     def record(self, live: LiveTask) -> None:
         """A memory-only task has ended: history."""
         self.outbox.record(live, write_of(live, None))
+        self._hurry_history()
+
+    def record_ordinary(self, live: LiveTask) -> None:
+        """The same of one whose record needs no look at what may be unusual."""
+        self.outbox.record_ordinary(live)
+        self._hurry_history()
+
+    def _hurry_history(self) -> None:
         count = len(self.outbox.history.entries)
         if count >= HISTORY_BATCH:
             self._history_due.hurry()

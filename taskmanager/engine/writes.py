@@ -29,7 +29,7 @@ from taskmanager.model.record import (
     Write,
 )
 from taskmanager.model.result import TaskError, trusted_code
-from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+from taskmanager.model.states import COMPLETED, PENDING, RUNNING, BuiltInTaskCode, TaskStatus
 from taskmanager.model.steps import Identity, StepRow
 
 _new_tuple = tuple.__new__
@@ -102,12 +102,12 @@ def write_of(live: LiveTask, base: Expected | None) -> Write:
         return _plain_insert(live) or TaskWrite(live.row(), base, live.attempts_due)
     if live.start_count == 1 and base[1] == live.owner and _left_nothing_else(live):
         status = live.status
-        if status is TaskStatus.COMPLETED:
+        if status is COMPLETED:
             # The end of a task of a workflow has consequences there, and its whole row says that it is one.
             if base[0] == _RUNNING and base[2] == 1 and live.is_first_success and not live.is_workflow_task:
                 said = (live.task_id, live.definition.name, base, live.started_at, live.completed_at, live.result_text)
                 return _new_tuple(SuccessWrite, (*said, *live.worker, live.queue_name))
-        elif status is TaskStatus.RUNNING and base[2] == 0 and base[0] in _WAITING and not live.attempts_due:
+        elif status is RUNNING and base[2] == 0 and base[0] in _WAITING and not live.attempts_due:
             about = live.task_id, live.definition.name, base, live.started_at
             return _new_tuple(StartWrite, (*about, *live.worker, live.queue_name, live.enqueued_at))
     keeps_call = base[0] == _RUNNING and base[2] == live.start_count  # a retry follows an end that is in the store
@@ -123,9 +123,9 @@ def _plain_insert(live: LiveTask) -> LeanInsert | None:
     """The insert of a task to which nothing unusual was done; None of any other."""
     if live.enqueued_at != live.sent_at or _unusual(live) != _NOTHING_UNUSUAL or live.saving.pared_result is not None:
         return None
-    is_new = live.status is TaskStatus.PENDING and live.start_count == 0 and live.updated_at == live.sent_at
-    is_started = live.start_count == 1 and live.status is TaskStatus.RUNNING
-    is_history = live.status is TaskStatus.COMPLETED and live.is_first_success and not live.is_persisted
+    is_new = live.status is PENDING and live.start_count == 0 and live.updated_at == live.sent_at
+    is_started = live.start_count == 1 and live.status is RUNNING
+    is_history = live.status is COMPLETED and live.is_first_success and not live.is_persisted
     if not (is_history or ((is_new or is_started) and not live.attempts_due)):
         return None
     if live.encodes_later:

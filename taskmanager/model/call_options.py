@@ -18,6 +18,12 @@ class CallOptions:
     idempotency_key: str | None = None
     tags_text: str | None = None
 
+    @property
+    def has_only_tags(self) -> bool:
+        """Whether the call asks for nothing that decides when and how its task runs."""
+        decisive = self.delay_s, self.run_at_us, self.good_until_us, self.priority, self.queue_name, self.timeout_s
+        return decisive == _NOTHING and self.idempotency_key is None
+
     def fault_in_many_calls(self, what: str, task_name: str) -> str | None:
         """Return what is wrong with these options for `what` enqueues the task again and again, or None."""
         means = {"idempotency_key": self.idempotency_key, "run_at": self.run_at_us, "good_until": self.good_until_us}
@@ -29,4 +35,5 @@ class CallOptions:
         )
 
 
+_NOTHING: Final = (None,) * 6
 NO_OPTIONS: Final = CallOptions()
