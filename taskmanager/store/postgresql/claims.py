@@ -40,7 +40,7 @@ _IS_KNOWN: Final = "task_name = ANY (CAST(:task_names AS text[]))"
 # The planner does not look into a CASE. Else it takes one of the partial indexes of free rows, where an id stands last,
 # and reads all of that for each row: it hopes that next to nothing is free, as was so when the table was analyzed.
 _BY_ID: Final = "t.id = c.id AND CASE WHEN t.id = c.id THEN"
-_ROW: Final = f"json_build_array({', '.join(f't.{name}' for name in TASK_COLUMNS)}) AS row"
+ROW: Final = f"json_build_array({', '.join(f't.{name}' for name in TASK_COLUMNS)}) AS row"
 
 # The slots are given as functions, each with the number of its lane and how many slots that has. Which rows start is
 # what `rules.claims.started` says: the best of each lane, as many as it has slots, and the best of all these.
@@ -61,7 +61,7 @@ started AS (
         claimed_by_worker_id = :owner, started_at = :now, updated_at = :now, next_retry_at = NULL, progress = NULL,
         worker_pid = :worker_pid, worker_hostname = :worker_hostname, worker_process_name = :worker_process_name
     WHERE t.id = ANY (ARRAY(SELECT id FROM begun)) AND NOT (SELECT is_cut FROM cut)
-    RETURNING {_ROW}
+    RETURNING {ROW}
 )
 """
 
@@ -103,7 +103,7 @@ claimed AS (
     SET status = 'CLAIMED', claimed = 1, claimed_at = :now, claimed_by_worker_id = :owner, updated_at = :now
     WHERE t.id = ANY (ARRAY(SELECT id FROM found {others_stay} EXCEPT ALL SELECT id FROM begun))
         AND NOT (SELECT is_cut FROM cut)
-    RETURNING {_ROW}
+    RETURNING {ROW}
 )
 SELECT json_group_array(row), (SELECT wakes FROM state), (SELECT is_cut FROM cut), {TOOK_US}
 FROM (SELECT row FROM started UNION ALL SELECT row FROM claimed) AS taken

@@ -24,6 +24,7 @@ from taskmanager.model.record import TaskRow, TaskWrite, Write
 from taskmanager.store.constraints import encodable
 from taskmanager.store.postgresql import claims
 from taskmanager.store.postgresql.address import Address
+from taskmanager.store.postgresql.expired import Expired
 from taskmanager.store.postgresql.floors import Floors
 from taskmanager.store.postgresql.free_pairs import FreePairs
 from taskmanager.store.postgresql.notices import SAY_ONCE, Notices, channel_of
@@ -137,6 +138,7 @@ class PostgresSession:
         """By queue."""
         self._taken: defaultdict[str, Taken] = defaultdict(Taken)
         self._free_pairs = FreePairs()
+        self._expired = Expired()
         self._is_unreplicated = False
         self._is_confirmed = False
         """Whether a commit of this session, and so all that was committed before, is where commits have to be."""
@@ -317,6 +319,10 @@ class PostgresSession:
     def free_pairs(self, ahead_us: int = 0) -> list[FreeQueue]:
         """Return what `Store.free_queues` does for a cap of one. See `FreePairs.look`."""
         return self._free_pairs.look(self, ahead_us)
+
+    def fetch_expired(self, now: int, limit: int) -> list[TaskRow]:
+        """See `Store.fetch_expired`."""
+        return self._expired.look(self, now, limit)
 
     def take_needed_look(self) -> bool:
         """Return, once, whether looks or claims that begin at floors may have passed rows over. From any thread."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple
 
 from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.errors import StoreError, StoreUnavailable
-from taskmanager.model.record import Write
+from taskmanager.model.record import TaskRow, Write
 from taskmanager.store.postgresql.address import Address
 from taskmanager.store.postgresql.beat import PostgresBeater
 from taskmanager.store.postgresql.connection import (
@@ -196,6 +196,9 @@ class PostgresStore(Verbs):
         if count_cap == 1 and not is_bounded:
             return await self._read(PostgresSession.free_pairs, self.clock_offset_us)
         return await super().free_queues(count_cap, is_bounded=is_bounded)
+
+    async def fetch_expired(self, now: int, *, limit: int) -> list[TaskRow]:
+        return await self._read(PostgresSession.fetch_expired, now, limit)
 
     async def commit(self, writes: Sequence[Write]) -> CommitReport:
         if self._writer is None:
