@@ -16,7 +16,7 @@ that counts is always one that is taken.
 from typing import TYPE_CHECKING, Any, Final
 
 from taskmanager.model.clock import SECOND_US, Clock, SystemClock
-from taskmanager.store.postgresql.seldom import SLOW_S, TOOK_US, Seldom
+from taskmanager.store.postgresql.seldom import TOOK_US, Seldom
 from taskmanager.store.postgresql.writing import texts
 from taskmanager.store.sql.claims import IN_QUEUE
 from taskmanager.store.sql.rows import unpacked
@@ -24,6 +24,8 @@ from taskmanager.store.sql.rows import unpacked
 if TYPE_CHECKING:
     from taskmanager.store.sql.session import Session
 
+SLOW_S: Final = 0.002
+"""Each claim waits for a count, and others wait for that claim. 2 ms are 8,000 entries."""
 LATE_US: Final = 6_000_000
 """A claim is stamped before it waits for the lock of writers and for that of the queue, each for `LOCK_MS` at most."""
 MAX_KNOWN: Final = 1_000
