@@ -83,8 +83,8 @@ IMPORTED: Final = (
 )  # fmt: skip
 # What a start without schedules, child processes and a console does not load either.
 NOT_STARTED: Final = (
-    *HEAVY, "calendar", "importlib.resources", "shutil", "tempfile", "zipfile", "taskmanager.background",
-    "taskmanager.codec.report", "taskmanager.duties.reports", "taskmanager.duties.schedule",
+    *HEAVY, "calendar", "hashlib", "importlib.resources", "random", "shutil", "tempfile", "zipfile",
+    "taskmanager.background", "taskmanager.codec.report", "taskmanager.duties.reports", "taskmanager.duties.schedule",
     "taskmanager.duties.schedule_book", "taskmanager.duties.schedule_firing", "taskmanager.duties.schedules",
     "taskmanager.engine.child_call", "taskmanager.engine.child_link", "taskmanager.engine.events",
     "taskmanager.engine.listeners", "taskmanager.engine.middleware", "taskmanager.engine.records",
@@ -435,6 +435,10 @@ def compiled_faults() -> Iterator[str]:
     for module in modules(PACKAGE):
         if module.inside != "model/dataclass.py" and "dataclasses.dataclass" in aliases_of(module).values():
             yield f"{module.path}: takes dataclass from the standard library; take it from model.dataclass"
+        for node in (each for each in ast.walk(module.tree) if isinstance(each, ast.ClassDef)):
+            is_dataclass = any(ast.unparse(each).startswith("dataclass(") for each in node.decorator_list)
+            if is_dataclass and ast.get_docstring(node) is None:
+                yield f"{module.path}:{node.lineno}: has no docstring, so its signature is compiled to be one"
 
 
 def typing_only_faults() -> Iterator[str]:

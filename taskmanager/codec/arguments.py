@@ -4,7 +4,6 @@ Nothing stored names a type: what comes back is decided by the annotations of th
 hand cannot make the process import or call anything.
 """
 
-import hashlib
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -310,6 +309,8 @@ class ArgumentCodec:
         It is the same in every process. The order of keyword arguments, and of sets and dicts, does not count. None
         with a codec: a hash of the plain text would let a reader of the file guess it.
         """
+        import hashlib  # only calls with a key need it
+
         if self._codec is not None:
             return None
         text = canonical(args, kwargs) or "".join(self.encode_open(args, dict(sorted(kwargs.items())))[:2])

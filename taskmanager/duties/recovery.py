@@ -8,7 +8,6 @@ behind the last row seen, so that rows which cannot be recovered never starve th
 """
 
 import asyncio
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -17,6 +16,7 @@ from taskmanager.engine.definition import options_of
 from taskmanager.engine.outcome import log_judged
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.config import DEFAULT_RECOVERY, RecoveryConfig
+from taskmanager.model.ids import random_01
 from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, UnreadableRow, due_at, expected_of
 from taskmanager.model.result import TaskError
@@ -53,7 +53,7 @@ class Recovery:
         judge: Judge | None,
         config: RecoveryConfig = DEFAULT_RECOVERY,
         *,
-        random_01: Callable[[], float] = random.random,
+        random_01: Callable[[], float] = random_01,
         tell: Callable[[TaskWrite], None] = log_judged,
         advanced: Callable[[Advance], None] = lambda advance: None,
     ) -> None:

@@ -1,7 +1,6 @@
 """The parts of one start of one manager, and the one function that puts them together."""
 
 import asyncio
-import random
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -28,6 +27,7 @@ from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.hooks import Hooks
+from taskmanager.model.ids import random_01
 from taskmanager.store.presence import Presence
 from taskmanager.store.protocol import InstanceRow, Store
 
@@ -130,7 +130,7 @@ def _step_calls(store: Store, writer: Writer, runner: Runner) -> Callable[[Attem
 
         records = StepRecords(attempt, store.fetch_steps, writer.mark)
         waits = StepWaits(attempt, records, store.fetch_event)
-        return StepCalls(attempt, records, waits, random.random, runner.threads, runner.processes, codecs)
+        return StepCalls(attempt, records, waits, random_01, runner.threads, runner.processes, codecs)
 
     return begin
 
@@ -150,7 +150,7 @@ def wire(
     runs = settings.runs if settings.run_queues is not None else None
     dispatcher = Dispatcher(settings.lanes(), settings.queues, runs)
     window, presence = MemoryWindow(settings.max_in_memory, dispatcher), store.presence(identity.instance_id)
-    settlement = Settlement(identity, clock, random.random, settings.recovery.crash_budget)
+    settlement = Settlement(identity, clock, random_01, settings.recovery.crash_budget)
     writer = Writer(store, clock, settings.commit_interval_s, settings.snapshot_interval_s)
     follower = Follower(loop, store, row_codec.decode_result)
     life = Life(

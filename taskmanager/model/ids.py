@@ -1,10 +1,9 @@
-"""Task ids: time-ordered UUIDs (version 7), and the derived id (version 8) of a task with an idempotency key.
+"""Task ids: time-ordered UUIDs (version 7), and the derived id (version 8) of a task with an idempotency key; chance.
 
 The ids of one process are strictly increasing: milliseconds, 26 bits that are random per process, and a counter that
 starts at a random place. Random keys would halve SQLite's insert rate, and `uuid4` costs several times as much.
 """
 
-import hashlib
 import os
 from itertools import count
 from time import time_ns
@@ -77,11 +76,18 @@ def child_workflow_id(workflow_id: str, task_index: int) -> str:
 
 
 def _derived_id(text: str) -> str:
+    import hashlib  # a process that makes no such id need not load OpenSSL
+
     number = int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16], "big")
     number = (number & ~(0xF << 76)) | (0x8 << 76)
     number = (number & ~(0x3 << 62)) | (0x2 << 62)
     digits = f"{number:032x}"
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def random_01() -> float:
+    """Return a number in [0, 1). The module `random` would cost each start a millisecond, and few need a number."""
+    return (int.from_bytes(os.urandom(7), "big") >> 3) / 2**53
 
 
 INSTANCE_ID: Final = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"

@@ -42,6 +42,8 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class _Options:
+    """What is read of the `task_options` of the failed one."""
+
     on_failure: Following
 
 

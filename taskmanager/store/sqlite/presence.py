@@ -10,7 +10,6 @@ with every lock on it: then nothing is known of anybody, and nothing is put into
 """
 
 import contextlib
-import hashlib
 import os
 import re
 import stat
@@ -40,8 +39,13 @@ def lock_path(database: Path, instance_id: str) -> Path:
     file = database.resolve()
     # A row may name any owner, also one that leads into another directory, or that no file can be named after.
     is_word = re.fullmatch(_WORD, instance_id)
-    word = instance_id if is_word else hashlib.sha256(instance_id.encode("utf-8", "replace")).hexdigest()
-    return file.with_name(f"{file.name}.{word}.lock")
+    return file.with_name(f"{file.name}.{instance_id if is_word else _word_for(instance_id)}.lock")
+
+
+def _word_for(odd_id: str) -> str:
+    import hashlib  # no instance makes such an id
+
+    return hashlib.sha256(odd_id.encode("utf-8", "replace")).hexdigest()
 
 
 _held: "weakref.WeakValueDictionary[str, InstanceLock]" = weakref.WeakValueDictionary()
