@@ -35,7 +35,7 @@ from taskmanager.model.steps import Identity, StepRow
 _new_tuple = tuple.__new__
 SHORT_CHARS: Final = 500
 """Of each text that is kept of a record that the store refused."""
-CALLS: Final = 1024
+CALLS: Final = 16_384
 """Kinds of call that are known at a time."""
 _RUNNING: Final = STATUS_TEXT[TaskStatus.RUNNING]
 _WAITING: Final = (STATUS_TEXT[TaskStatus.PENDING], STATUS_TEXT[TaskStatus.CLAIMED])

@@ -1,7 +1,6 @@
 """The configuration of a manager. Each object checks itself when it is made, and names all faults at once."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, Final, Literal, Self
 
 from taskmanager.model.dataclass import dataclass
@@ -217,8 +216,8 @@ class QueueConfig:
         scope: Literal["instance", "file"] = "instance",
     ) -> None:
         values = (name, priority, max_concurrency, max_pending, scope)
-        for field, value in zip(fields(self), values, strict=True):
-            object.__setattr__(self, field.name, value)
+        for field, value in zip(QueueConfig.__slots__, values, strict=True):
+            object.__setattr__(self, field, value)
         found = [queue_name_fault(name), _range_fault("priority", priority, *PRIORITY_RANGE)]
         for label, limit in (("max_concurrency", max_concurrency), ("max_pending", max_pending)):
             if limit is not None:
@@ -238,8 +237,9 @@ def queue_of_a_row(name: str) -> QueueConfig:
 
     Another version may have written a name that this version would refuse. Its tasks run all the same.
     """
-    config = QueueConfig("default")
-    object.__setattr__(config, "name", name)
+    config = object.__new__(QueueConfig)
+    for field in QueueConfig.__slots__:
+        object.__setattr__(config, field, name if field == "name" else getattr(_DEFAULT_QUEUE, field))
     return config
 
 
@@ -348,3 +348,6 @@ def longest_silence_s(config: RecoveryConfig) -> float:
     """Return for how long an instance may be silent at most before all that it has is taken over."""
     thresholds_ms = config.claimed_stale_threshold_ms, config.running_stale_threshold_ms
     return max(*thresholds_ms, config.finalizing_stale_threshold_ms) / 1000
+
+
+_DEFAULT_QUEUE: Final = QueueConfig("default")

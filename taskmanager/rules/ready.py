@@ -78,6 +78,8 @@ class ReadyQueue(Generic[T]):
 
     def peek_key(self) -> tuple[int, int, int]:
         """Priority, `enqueued_at` and arrival number of the first item; `IndexError` when there is none."""
+        if self._priorities and not self._late:
+            return self._rows[self._priorities[0]][0][:3]
         heads = [self._rows[self._priorities[0]][0]] if self._priorities else []
         heads += self._late[:1]
         if not heads:
