@@ -116,6 +116,9 @@ class Dispatcher:
         if effect & FORBIDDEN:
             self._refuse(live, to)
         live.phase = to  # the clean-up of a heap looks at it
+        if effect in (END_IS_UNSAVED, END_IS_SETTLED):
+            self.unsaved_end_count += 1 if effect == END_IS_UNSAVED else -1
+            return
         queue = self.queues.get(live.queue_name) or self.queue(live.queue_name)
         if live.is_persisted:
             if effect & (IS_HELD | IS_NOT_HELD):

@@ -77,7 +77,8 @@ class Patience:
 
     def begin(self) -> None:
         """One more waits."""
-        self._due.begin()
+        if not self.is_over:  # else the writer looks anyway
+            self._due.begin()
 
     def renew(self) -> None:
         """None waits any more: the next one waits anew."""
