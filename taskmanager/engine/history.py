@@ -1,13 +1,13 @@
 """Ended tasks that are not in the store yet. Whoever asks for one finds it here.
 
 Under load the records of thousands of memory-only tasks wait for the writer. As objects they would make the garbage
-collector hold the loop for 80 ms for each 100,000. So what ended plainly is kept as one tuple of texts and numbers, of
-which the collector knows after one look that there is nothing to find. The task is made anew for whoever asks for it.
+collector hold the loop for 80 ms for each 100,000. So of what ended plainly only the texts and numbers are kept (see
+`HistoryLine`). The task is made anew for whoever asks for it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.live_task import NOT_SAVED, Ending, LiveTask, Worker
@@ -15,8 +15,6 @@ from taskmanager.engine.phases import ENDED
 from taskmanager.model.record import HistoryWrite, PlainCall
 from taskmanager.model.states import TaskStatus
 
-Packed = tuple[Any, ...]
-"""A `HistoryWrite` with a number in the place of its call. It is a plain tuple: no other is left to itself."""
 ENDED_PLAINLY: Final = LiveTask.__new__(LiveTask)
 """Stands in a batch for the task of a packed record. It is asked for nothing but `is_persisted`."""
 ENDED_PLAINLY.is_persisted = False

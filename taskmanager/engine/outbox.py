@@ -14,9 +14,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
-from taskmanager.engine.history import ENDED_PLAINLY, Packed, UnsavedEnded
+from taskmanager.engine.history import ENDED_PLAINLY, UnsavedEnded
+from taskmanager.engine.lines import HistoryLine, Line, Packed
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.waiters import resolve
 from taskmanager.engine.writes import write_of
@@ -30,7 +31,6 @@ HISTORY_BATCH: Final = 512
 """Memory-only records that are written at once."""
 NOTHING: Final = Expected("", None, 0)
 """History is written once, and nothing will ever be expected of it."""
-T = TypeVar("T")
 _new_tuple = tuple.__new__
 """A NamedTuple's own constructor costs a call more, for each task that is written."""
 
@@ -43,44 +43,6 @@ class Sent(NamedTuple):
     base: Expected | None
     """The state in the store that this is to follow."""
     write: Write
-
-
-class Line(Generic[T]):
-    """First in, first out; what is put back, or tried again, goes to the front. Places are numbered for good."""
-
-    def __init__(self) -> None:
-        self.entries: deque[T] = deque()
-        self.passed_count = 0
-        """Entries that have left it, and were not put back."""
-
-    @property
-    def end(self) -> int:
-        """The place behind the last entry: everything that is in the line now has left it when that is passed."""
-        return self.passed_count + len(self.entries)
-
-    def pop(self) -> T:
-        """The first one leaves."""
-        self.passed_count += 1
-        return self.entries.popleft()
-
-    def pop_many(self, most: int) -> list[T]:
-        """The first ones leave."""
-        count = min(most, len(self.entries))
-        self.passed_count += count
-        return [self.entries.popleft() for _ in range(count)]
-
-    def put_back(self, entry: T) -> None:
-        """It has left in vain."""
-        self.passed_count -= 1
-        self.entries.appendleft(entry)
-
-    def advance(self, is_meant: Callable[[T], bool]) -> None:
-        """An entry that was made a moment ago counts as one that has left in vain."""
-        for behind, entry in enumerate(reversed(self.entries), 1):
-            if is_meant(entry):
-                del self.entries[-behind]
-                self.put_back(entry)
-                return
 
 
 class Places(NamedTuple):
@@ -96,7 +58,7 @@ class Places(NamedTuple):
 
 
 def unpacked(entry: Packed, calls: Sequence[PlainCall]) -> HistoryWrite:
-    """Return a packed record as it is sent."""
+    """Return a packed record, which has a number in the place of its call, as it is sent."""
     return _new_tuple(HistoryWrite, (entry[0], calls[entry[1]], *entry[2:]))
 
 
@@ -115,7 +77,7 @@ class Outbox:
         """Held by whoever takes plain ends: the loop, or the thread that keeps their deadline while that is blocked."""
         self.changed: Line[LiveTask] = Line()
         self._accepted: deque[LiveTask] = deque()
-        self.history: Line[Sent | Packed] = Line()
+        self.history: HistoryLine[Sent] = HistoryLine()
         self.unsaved_ended = UnsavedEnded(self._find_packed)
         """History, and persisted tasks whose end was told before it could be written."""
         self._dirty_count = 0
@@ -128,7 +90,7 @@ class Outbox:
         """When the oldest change in it was made."""
 
     def __repr__(self) -> str:
-        changed, history = len(self.changed.entries), len(self.history.entries)
+        changed, history = len(self.changed), len(self.history)
         plain = len(self._plain.entries)
         return f"<Outbox {plain} plain ends, {changed} changed, {len(self._accepted)} accepted, {history} of history>"
 
@@ -140,7 +102,7 @@ class Outbox:
     @property
     def unsaved_history_count(self) -> int:
         """Those of them that are history of memory-only tasks."""
-        return len(self.history.entries) + self._history_in_flight_count
+        return len(self.history) + self._history_in_flight_count
 
     @property
     def waiting_count(self) -> int:
@@ -169,8 +131,7 @@ class Outbox:
 
     def _history_as_it_was(self) -> Iterator[Sent]:
         """History that is not packed."""
-        entries = list(self.history.entries)
-        return (each for each in entries if isinstance(each, Sent) and each.live is not ENDED_PLAINLY)
+        return (each for each in self.history.others() if each.live is not ENDED_PLAINLY)
 
     def unsaved(self) -> Iterator[LiveTask]:
         """Every task that is not written; of the history of memory-only tasks, those that did not end plainly."""
@@ -213,10 +174,10 @@ class Outbox:
             number = ended.numbers.get(write[1])
             if number is None:
                 number = ended.number(write[1], live.definition)
-            self.history.entries.append((write[0], number, *write[2:]))
+            self.history.pack((write[0], number, *write[2:]))
             ended.packed[write[0]] = None
         else:
-            self.history.entries.append(_new_tuple(Sent, (live, NOTHING, None, write)))
+            self.history.append(_new_tuple(Sent, (live, NOTHING, None, write)))
             ended.kept[live.task_id] = live
 
     def record_ordinary(self, live: LiveTask) -> None:
@@ -232,7 +193,7 @@ class Outbox:
             live.store_arguments()
         times = live.sent_at, live.started_at, live.completed_at
         said = (live.task_id, number, live.args_text, live.kwargs_text, live.tags_text, *times, live.result_text)
-        self.history.entries.append(said)
+        self.history.pack(said)
         ended.packed[live.task_id] = None
 
     def hurry_all(self) -> Places:
@@ -288,12 +249,13 @@ class Outbox:
 
     def _find_packed(self, task_id: str) -> HistoryWrite:
         """Return the record of a task that has ended plainly. Looks at all of them, the last ones first."""
-        for entry in chain(reversed(self.history.entries), self.in_flight):
-            if not isinstance(entry, Sent) and entry[0] == task_id:
-                return unpacked(entry, self.unsaved_ended.calls)
-            if isinstance(entry, Sent) and isinstance(entry.write, HistoryWrite) and entry.write.task_id == task_id:
-                return entry.write
-        raise KeyError(task_id)
+        if (packed := self.history.find(task_id)) is not None:
+            return unpacked(packed, self.unsaved_ended.calls)
+        sent = (each.write for each in chain(self.history.others(), self.in_flight))
+        found = next((each for each in sent if isinstance(each, HistoryWrite) and each.task_id == task_id), None)
+        if found is None:
+            raise KeyError(task_id)
+        return found
 
     def as_it_was(self, sent: Sent) -> Sent:
         """Return what was sent with its task, which is made anew if it was packed."""

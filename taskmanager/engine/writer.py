@@ -157,7 +157,7 @@ class Writer:
         self._hurry_history()
 
     def _hurry_history(self) -> None:
-        count = len(self.outbox.history.entries)
+        count = len(self.outbox.history)
         if count >= HISTORY_BATCH:
             self._history_due.hurry()
         elif count == HISTORY_SLICE:
@@ -369,7 +369,7 @@ class Writer:
     def due(self) -> bool:
         """Tell whether something is to be written now."""
         outbox = self.outbox
-        if outbox.changed.entries or (self._history_due.is_now and outbox.history.entries):
+        if outbox.changed.entries or (self._history_due.is_now and outbox.history):
             return True
         if self.late_ends is not None and self.late_ends.late is not None:
             return True
@@ -383,7 +383,7 @@ class Writer:
         # What was due stays due until it is taken, however full of changes the batches are.
         if is_over and not outbox.waiting_count:
             self.patience.renew()
-        if not outbox.history.entries:
+        if not outbox.history:
             self._history_due.is_now = self._is_closing
         return batch
 
