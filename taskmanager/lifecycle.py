@@ -130,6 +130,7 @@ class Lifecycle:
         self._intake.open(self._inbox)
         self._unstopped.begin()
         self._life.kick()
+        self.duties.start_sweeps()
         self._host.start("takeover", self._poller.recover_the_dead)
         self._host.start(CLAIMER, self._poller.run)
 

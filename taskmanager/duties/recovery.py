@@ -79,7 +79,7 @@ class Recovery:
         known = {*instances, self._identity.instance_id}
         dead = await self._find_dead(instances.keys() - {self._identity.instance_id})
         alive, crashes, self.cut = known - dead, dict[str, Crash](), set[str]()
-        moved_count, left_count, after = 0, 0, ""
+        moved_count, left_count, after, running_rows = 0, 0, "", dict[str, list[TaskRow]]()
         # One row is enough to learn of an owner. Its other rows are read when most of them are free.
         while rows := await self._store.fetch_orphans(alive | self.cut, limit=PAGE if crashes else 1, after=after):
             owners = {row.claimed_by_worker_id or "" for row in rows}
@@ -89,14 +89,15 @@ class Recovery:
                 for owner in new - alive:
                     if waiting:
                         moved_count += await self.free_waiting(owner, at_once)
-                    crashes[owner] = await self._crash_of(owner, instances.get(owner))
+                    crashes[owner], running_rows[owner] = await self._crash_of(owner, instances.get(owner))
                 continue
             after = rows[-1].task_id
             orphans = [row for row in rows if (running if row.status == TaskStatus.RUNNING else waiting)]
             left_count += len(rows) - len(orphans)
             moved_count += await self.recover(orphans, lambda row: crashes[row.claimed_by_worker_id or ""])
         if running:
-            moved_count += sum([await self._recover_running(owner, crashes[owner]) for owner in self.cut])
+            for owner in self.cut:
+                moved_count += await self._recover_running(owner, crashes[owner], running_rows[owner])
         if not (left_count or self.cut) and (dead or not self._has_swept):
             await self._clear_away(dead)
         if moved_count or dead:
@@ -128,22 +129,23 @@ class Recovery:
             if count < FREE_PAGE:  # not until there is none: an owner that was only silent may claim again meanwhile
                 return freed
 
-    async def _crash_of(self, owner: str, instance: InstanceRow | None) -> Crash:
-        """Who ran when this owner died, and who of them had crashed before."""
-        suspects: list[str] = []
-        after = ""
-        while rows := await self._store.fetch_owned([owner], limit=PAGE, after=after, is_running=True):
-            after = rows[-1].task_id
-            suspects.extend(row.task_id for row in rows if row.crash_count)
+    async def _crash_of(self, owner: str, instance: InstanceRow | None) -> tuple[Crash, list[TaskRow]]:
+        """Who ran when this owner died, and who of them had crashed before; and the first page of those that ran."""
+        first = page = await self._store.fetch_owned([owner], limit=PAGE, is_running=True)
+        suspects = [row.task_id for row in page if row.crash_count]
+        while len(page) == PAGE:
+            page = await self._store.fetch_owned([owner], limit=PAGE, after=page[-1].task_id, is_running=True)
+            suspects.extend(row.task_id for row in page if row.crash_count)
         boot_id = None if instance is None else instance.boot_id
         counts = boot_id is None or boot_id == self._identity.boot_id
-        return Crash(counts, suspects[0] if len(suspects) == 1 else None)
+        return Crash(counts, suspects[0] if len(suspects) == 1 else None), first
 
-    async def _recover_running(self, owner: str, crash: Crash) -> int:
-        moved, after = 0, ""
-        while rows := await self._store.fetch_owned([owner], limit=PAGE, after=after, is_running=True):
-            after = rows[-1].task_id
-            moved += await self.recover(rows, lambda row: crash)
+    async def _recover_running(self, owner: str, crash: Crash, page: list[TaskRow]) -> int:
+        """Move what ran, from this first page on. Return how many rows were moved."""
+        moved = await self.recover(page, lambda row: crash)
+        while len(page) == PAGE:
+            page = await self._store.fetch_owned([owner], limit=PAGE, after=page[-1].task_id, is_running=True)
+            moved += await self.recover(page, lambda row: crash)
         return moved
 
     async def recover(self, rows: list[TaskRow], crash_of: Callable[[TaskRow], Crash] = lambda row: NO_CRASH) -> int:

@@ -118,13 +118,12 @@ class Supervisor:
         return moved
 
     def start(self, on_loop_closed: Callable[[], bool]) -> None:
-        """Begin every duty. A store in memory, which nobody else sees, needs two of them only.
+        """Begin the duties of a start. A store in memory, which nobody else sees, needs one of them only.
 
         `on_loop_closed` is called in the thread of the heartbeat, again and again until it returns True.
         """
         logger.look()
         self._host.start("schedules", self._run_schedules)
-        self._begin("expiry", EXPIRY_INTERVAL_S, self.reaper.expire, at_once=True)
         if self._engine.presence is None:
             return
         config = self._settings.recovery
@@ -133,11 +132,17 @@ class Supervisor:
             self._begin("visibility", LOOK_S, self._visibility.look)
         self.heartbeat.start(on_loop_closed)
         self._begin("reaper", config.check_interval_ms / 1000, self.reaper.run_once)
-        self._begin("retention", config.retention_sweep_interval_s, self._retention.run_once, at_once=True)
         self._begin("worker states", config.worker_state_snapshot_interval_ms / 1000, self._add_worker_state)
         self._begin("live tasks", LIVE_TASKS_INTERVAL_S, self._show)
         self._begin("upkeep", UPKEEP_INTERVAL_S, self._upkeep)
         logger.info("heartbeat, reaper and retention have started")
+
+    def start_sweeps(self) -> None:
+        """Begin the duties whose first round is due at once. None of them may hold up the first claim."""
+        self._begin("expiry", EXPIRY_INTERVAL_S, self.reaper.expire, at_once=True)
+        if self._engine.presence is not None:
+            interval_s = self._settings.recovery.retention_sweep_interval_s
+            self._begin("retention", interval_s, self._retention.run_once, at_once=True)
 
     async def made_anew(self) -> None:
         """The store is another file: write what is not in it. Raises `StoreError`."""

@@ -424,3 +424,25 @@ async def test_nothing_is_taken_over_that_was_due_by_a_clock_set_back_since() ->
         (taken,) = await lifecycle._claimer.take_over("default", due_at)
         assert taken.task_id == task_id
         await manager.join()
+
+
+async def test_no_sweep_of_a_start_comes_before_its_first_claim() -> None:
+    """Whoever waits for a restart waits for its first task, and for no row that expires or is old."""
+    manager = manager_of()
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager) as (world, store):
+        await manager.stop()
+        await put_free(manager, store, work, "a")
+        before = store.calls.count("fetch_expired")
+        store.hold("claim")
+        starting = asyncio.ensure_future(world.start())
+        await store.until_held("claim")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert store.calls.count("fetch_expired") == before
+        store.let_go()
+        await starting
+        await manager.join()
+        assert log == ["a"]
+        await turns_until(lambda: store.calls.count("fetch_expired") > before)

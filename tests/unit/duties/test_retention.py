@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from taskmanager import RecoveryConfig
+from taskmanager.duties.retention import Retention
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.record import TaskRow
 from tests.contract.rows import attempt, task
@@ -27,6 +28,13 @@ def ended(task_id: str, status: str, at: int) -> TaskRow:
     return row._replace(failed_at=None if status == "INTERRUPTED" else at, error_code="X", claimed_by_worker_id=None)
 
 
+def sweeping(scene: Scene) -> Retention:
+    """Another one than that of the start, which may be under way: it deletes, 50 rows at a time."""
+    retention = Retention(scene.engine)
+    retention._settings = replace(scene.engine.settings, recovery=RecoveryConfig(retention_delete_batch_size=50))
+    return retention
+
+
 @pytest.mark.req(
     "RC-54", "RC-55", "RC-56", "RC-57", "RC-58", "RC-s7", "HB-51", "DS-116", "DS-117", "DS-118", "DS-119", "DS-120",
     "DS-123", "DS-s1", "RC-07",
@@ -37,9 +45,7 @@ async def test_old_records_are_deleted_in_batches_and_the_file_shrinks(stage: An
         heartbeat_retention_hours=None, worker_state_retention_hours=None, terminal_record_retention_hours=None
     )
     scene = await stage(recovery=never)  # or the sweep of the start would come between
-    scene.duties._retention._settings = replace(
-        scene.engine.settings, recovery=RecoveryConfig(retention_delete_batch_size=50)
-    )
+    retention = sweeping(scene)
     old, young = NOW_US - 721 * HOUR_US, NOW_US - 719 * HOUR_US
     big = "x" * 20_000
     rows = [ended(f"old {status} {number}", status, old)._replace(args=big) for status in ENDED for number in range(30)]
@@ -56,7 +62,7 @@ async def test_old_records_are_deleted_in_batches_and_the_file_shrinks(stage: An
                 connection.execute(sql, (NOW_US - age * HOUR_US,))
     await scene.engine.store.upkeep(is_idle=True)
     before = scene.db.stat().st_size
-    gone = await scene.duties._retention.run_once()
+    gone = await retention.run_once()
     assert gone == {"heartbeats": 1, "worker states": 1, "ended tasks": 150}
     assert set(scene.statuses()) == {"live", *(row.task_id for row in young_rows)}
     assert scene.query("SELECT task_id FROM taskmanager_task_attempts") == [("young FAILED",)]
@@ -126,9 +132,7 @@ async def test_none_keeps_one_kind_for_ever_and_trouble_with_one_stops_no_other(
 async def test_a_sweep_ends_when_the_clock_is_stepped_under_it(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its limit is of a clock that was ahead: what ends now, by one that was corrected, would be old by it at once."""
     scene = await stage(recovery=RecoveryConfig(terminal_record_retention_hours=None))
-    scene.duties._retention._settings = replace(
-        scene.engine.settings, recovery=RecoveryConfig(retention_delete_batch_size=50)
-    )
+    retention = sweeping(scene)
     old = NOW_US - 721 * HOUR_US
     await scene.put(*(ended(f"old {number}", "COMPLETED", old) for number in range(51)))
     purge = scene.engine.store.purge
@@ -140,10 +144,10 @@ async def test_a_sweep_ends_when_the_clock_is_stepped_under_it(stage: Any, monke
         return count
 
     monkeypatch.setattr(scene.engine.store, "purge", purge_and_correct)
-    await scene.duties._retention.run_once()
+    await retention.run_once()
     monkeypatch.undo()
     assert len(scene.statuses()) == 2
-    assert await scene.duties._retention.run_once() == {}
+    assert await retention.run_once() == {}
     assert "ended now" in scene.statuses()
 
 
