@@ -7,6 +7,7 @@ import asyncio
 import weakref
 from collections.abc import Callable
 from contextvars import Context
+from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -49,19 +50,17 @@ class Holder(Protocol):
     _cause: tuple[Ending, BaseException] | None
 
 
-GOES_ON = Ending(
-    TaskStatus.PENDING,
-    TaskResult(
-        err=TaskError(BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped; the task waits for the next start")
-    ),
-    requeued=True,
-)
+_STOPPED: Final = TaskError(BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped; the task waits for the next start")
+GOES_ON = Ending(TaskStatus.PENDING, TaskResult(err=_STOPPED), requeued=True)
 """What a stop tells those who wait for a task that has not ended here."""
 
 # The driver looks up an adapter for every value that is not exactly a str or an int, enum members included.
 STATUS_TEXT: Final = {status: str(status.value) for status in TaskStatus}
 _new_tuple = tuple.__new__
 """A NamedTuple's own constructor costs a call more, and three are made for each persisted task."""
+
+
+_expected = lru_cache(1_024)(Expected)  # what is read of a row is no such object, by which the writer tells a claim
 
 
 class Saving:
@@ -358,7 +357,7 @@ class LiveTask:
 
     def expectation(self) -> Expected:
         """What the row says once the present state is committed."""
-        return _new_tuple(Expected, (STATUS_TEXT[self.status], self.owner, self.start_count))
+        return _expected(STATUS_TEXT[self.status], self.owner, self.start_count)
 
     def has_overtaken(self, row: TaskRow) -> bool:
         """Whether the file was replaced by a copy, whose row is an earlier state of this task. Of a run that goes on
