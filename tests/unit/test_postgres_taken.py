@@ -60,9 +60,9 @@ def test_postgres_count_of_places_steps_over_what_has_ended(
 ) -> None:
     """The open transaction of another program keeps the entries of all. One task that runs for long changes nothing."""
     other.raw.execute("COMMIT; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM pg_class")
-    session.put(running("long", claimed_at=1, started_at=1))
+    session.put(running("long", claimed_at=1))
     stamps = random.Random(0).sample(range(3_000), 3_000)  # neighbours in the index are on different pages
-    session.put(*(running(f"old{number:04}", claimed_at=at, started_at=at) for number, at in enumerate(stamps)))
+    session.put(*(running(f"old{number:04}", claimed_at=at, sent_at=at) for number, at in enumerate(stamps)))
     end(session, "id <> 'long'")
     session.execute("ANALYZE taskmanager_tasks")
     assert count(claiming) == 1
@@ -100,21 +100,20 @@ def test_postgres_limit_holds_where_not_all_is_counted(
 TAKEN = "status IN ('CLAIMED', 'RUNNING')"
 
 
-def test_postgres_count_of_places_sees_each_way_to_take_one(session: Connected, claiming: PostgresSession) -> None:
-    """Rows of every owner: claimed, started by the claim, later, without one, and by a clock that was set back."""
+def test_postgres_count_of_places_sees_what_others_have_claimed(session: Connected, claiming: PostgresSession) -> None:
+    """Rows of every owner, started by the claim, later or not yet, also by a clock that was set back."""
     assert count(claiming) == 0
     session.put(
         task("claimed", queue_name=GPU, status="CLAIMED", claimed_at=NOW, claimed_by_worker_id=OTHER),
         running("started", claimed_by_worker_id=OTHER),
-        running("retried", claimed_at=1, started_at=NOW),
-        running("unclaimed", claimed_at=None, started_at=NOW - LATE_US),
+        running("late", claimed_at=NOW - LATE_US),
         running("of another queue", queue_name="default"),
         task("waits", queue_name=GPU, claimed_at=NOW, claimed_by_worker_id=ME),
         running("ended", status="COMPLETED", completed_at=NOW),
     )
-    assert count(claiming) == 4
-    session.put(running("set back", claimed_at=1, started_at=1))
-    assert count(claiming, 1) == count(claiming) == 5
+    assert count(claiming) == 3
+    session.put(running("set back", claimed_at=1))
+    assert count(claiming, 1) == count(claiming) == 4
 
 
 def test_postgres_count_of_places_gives_back_what_has_ended_or_moved(
@@ -132,19 +131,19 @@ def test_postgres_count_of_places_gives_back_what_has_ended_or_moved(
 def test_postgres_count_of_places_counts_all_after_a_second(
     session: Connected, claiming: PostgresSession, clock: StillClock
 ) -> None:
-    """So what was stamped too early is missed no longer than that."""
+    """So what was stamped too early, or started without a claim, is missed no longer than that."""
     assert count(claiming) == 0
-    session.put(running("late", claimed_at=1, started_at=1))
+    session.put(running("late", claimed_at=NOW - LATE_US - 1), running("unclaimed", claimed_at=None))
     clock.now_s += ASK_S / 2
     assert count(claiming) == 0
     clock.now_s += ASK_S / 2
-    assert count(claiming) == count(claiming, 100 * NOW) == 1
+    assert count(claiming) == count(claiming, 100 * NOW) == 2
 
 
 def test_postgres_count_of_places_counts_all_where_that_is_fast(session: Connected, claiming: PostgresSession) -> None:
     claiming._taken[GPU].slow_s = 60
     assert count(claiming) == 0
-    session.put(running("late", claimed_at=1, started_at=1))
+    session.put(running("late", claimed_at=1))
     assert count(claiming) == 1
 
 
@@ -153,5 +152,5 @@ def test_postgres_count_of_places_counts_all_where_very_many_are_taken(
 ) -> None:
     session.put(*(running(f"t{number}") for number in range(MAX_KNOWN + 1)))
     assert count(claiming) == MAX_KNOWN + 1
-    session.put(running("late", claimed_at=1, started_at=1))
+    session.put(running("late", claimed_at=1))
     assert count(claiming) == MAX_KNOWN + 2

@@ -6,11 +6,10 @@ between look up the rows that were taken at the last one, each by its id, and re
 since. What has ended before is not read again, however long a task of the queue runs.
 
 All claims with a limit hold the queue from their count to their commit, so none is missed whose stamp is as late as the
-last count, or `LATE_US` earlier. These are missed where that is slow, until all is counted again, which is a second, or
-twenty times what it takes: a claim that was stamped earlier, because its transaction was done again, or its process
-stood still; and a row that has become taken without such a claim, and whose start or claim is older than that: a start
-that was written late by an instance that knows no limit for the queue, or a row of a copy or of another program. A row
-that counts is always one that is taken.
+last count, or `LATE_US` earlier. Two kinds of rows are missed where that is slow, until all is counted again, which is
+a second, or twenty times what it takes: those of a claim that was stamped earlier, because its transaction was done
+again, or its process stood still; and those that have become taken without such a claim, by an instance that knows no
+limit for the queue, by a copy or by another program. A row that counts is always one that is taken.
 """
 
 from typing import TYPE_CHECKING, Any, Final
@@ -32,11 +31,13 @@ MAX_KNOWN: Final = 1_000
 """Where more are taken, all are counted each time: to look each of them up would be no faster."""
 _CLOCK: Final = SystemClock()
 IS_TAKEN: Final = "status IN ('CLAIMED', 'RUNNING')"
-# This is the key of the index `taskmanager_tasks_taken`. A task that has waited in memory for its start has a stamp of
-# that too.
-_TAKEN_AT: Final = "greatest(claimed_at, started_at)"
+# What was started without a claim is not in the index of what was claimed. It is looked for among all that runs.
 ALL: Final = f"""
-SELECT json_group_array(id), {TOOK_US} FROM taskmanager_tasks WHERE {IN_QUEUE} AND {IS_TAKEN}
+SELECT json_group_array(id), {TOOK_US} FROM (
+    SELECT id FROM taskmanager_tasks WHERE {IN_QUEUE} AND claimed_at IS NOT NULL AND {IS_TAKEN}
+    UNION ALL
+    SELECT id FROM taskmanager_tasks WHERE status = 'RUNNING' AND claimed_at IS NULL AND {IN_QUEUE}
+) AS taken
 """
 # The planner does not look into a CASE. Else it may read the whole index of what is taken for each id.
 KNOWN: Final = f"""
@@ -44,7 +45,7 @@ SELECT json_group_array(id) FROM (
     SELECT id FROM taskmanager_tasks
     WHERE id = ANY (CAST(:ids AS text[])) AND CASE WHEN {IN_QUEUE} THEN {IS_TAKEN} END
     UNION
-    SELECT id FROM taskmanager_tasks WHERE {IN_QUEUE} AND {_TAKEN_AT} >= :since AND {IS_TAKEN}
+    SELECT id FROM taskmanager_tasks WHERE {IN_QUEUE} AND claimed_at >= :since AND {IS_TAKEN}
 ) AS taken
 """
 
