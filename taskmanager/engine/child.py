@@ -15,11 +15,12 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from taskmanager.codec.annotations import is_async
 from taskmanager.codec.safe import readable
 from taskmanager.engine.outcome import describe, error_of, words_of
+from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.errors import ArgumentError, ConfigurationError
 from taskmanager.model.result import TaskResult, plain_text
 

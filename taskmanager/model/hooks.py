@@ -2,10 +2,11 @@
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from taskmanager.model.clock import from_us
 from taskmanager.model.context import TaskContext
+from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.result import TaskError
 
 if TYPE_CHECKING:

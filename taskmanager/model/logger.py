@@ -20,8 +20,9 @@ import warnings
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.escaping import escaped, escaped_lines
 
 INDENT: Final = "  "

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Collection
-from typing import Final, NamedTuple
+from typing import Final
 
+from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.record import TaskRow
 
 SCHEDULE_TAG: Final = "schedule"

@@ -1,7 +1,8 @@
 """Which rows of a claim are started at once, in the transaction that claims them."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+
+from taskmanager.model.dataclass import NamedTuple
 
 
 class Room(NamedTuple):

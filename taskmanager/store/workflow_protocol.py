@@ -5,8 +5,9 @@ names what has followed.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.record import TaskRow
 from taskmanager.model.workflows import Graph, NodeRow, NodeStart, WorkflowRow
 

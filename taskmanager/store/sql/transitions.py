@@ -11,9 +11,10 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import starmap
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 from taskmanager.model.clock import MINUTE_US
+from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.record import (
     AttemptRow,
     HistoryWrite,

@@ -14,8 +14,9 @@ log of the parent.
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.errors import StoreError, StoreUnavailable, WrongProcess
 from taskmanager.store.sqlite.session import SqliteSession
 
