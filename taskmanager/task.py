@@ -5,7 +5,20 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypeVar, cast, final, get_args, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    final,
+    get_args,
+    overload,
+)
 
 from taskmanager.calling import by_caller, call_directly
 from taskmanager.codec.annotations import named_function, signature_of
@@ -23,7 +36,7 @@ from taskmanager.model.config import (
     queue_name_fault,
     raise_faults,
 )
-from taskmanager.model.dataclass import NamedTuple, dataclass
+from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.known_words import known_words, shows_options, with_known_words
 from taskmanager.model.result import FailedTask, Seconds, Snooze, TaskResult, seconds_fault, seconds_of

@@ -598,20 +598,6 @@ print(*sys.modules)
     assert after_running(program).intersection(NOT_STARTED) == set()
 
 
-def test_start_compiles_no_named_tuple() -> None:
-    """Sixty of them took 5 ms of each start. The standard library makes them where nothing waits for it."""
-    program = f"""
-import asyncio, sqlite3, sys, typing
-import {PACKAGE}.lifecycle, {PACKAGE}.registry, {PACKAGE}.store.file_place, {PACKAGE}.store.sqlite.store
-from {PACKAGE}.model.dataclass import NamedTuple
-
-if NamedTuple is not typing.NamedTuple:
-    ours = (each for name, each in sys.modules.items() if name.startswith("{PACKAGE}"))
-    print(*(each.__name__ for each in ours if vars(each).get("NamedTuple") is typing.NamedTuple))
-"""
-    assert after_running(program) == set()
-
-
 def after_running(program: str) -> set[str]:
     """Return the words that a program prints, in a process of its own."""
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=False, text=True)

@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from functools import lru_cache
 from itertools import repeat
 from types import GenericAlias
-from typing import Annotated, Any, Final, get_args, get_origin
+from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin
 
 import msgspec
 
 from taskmanager.codec.annotations import SCALARS, is_union
 from taskmanager.codec.equality import type_name
 from taskmanager.codec.values import MAKERS, Refusal, StoredType, encoded, json_encoder, split_object, to_json
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.placeholder import Placeholder
 
 Path = tuple[int | str, ...]

@@ -8,14 +8,13 @@ from enum import Enum
 from itertools import repeat
 from pathlib import PurePath
 from types import GenericAlias, NoneType
-from typing import Annotated, Any, Final, Protocol, get_args, get_origin
+from typing import Annotated, Any, Final, NamedTuple, Protocol, get_args, get_origin
 
 import msgspec
 import msgspec.inspect
 
 from taskmanager.codec.annotations import is_union, scalar_types, widen
 from taskmanager.codec.equality import difference, not_in_json, type_name
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.placeholder import MISPLACED, Placeholder
 from taskmanager.model.result import TaskError, TaskResult, trusted_code

@@ -15,7 +15,7 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from taskmanager.codec.safe import dumps_safe, readable
 from taskmanager.codec.values import loads
@@ -25,7 +25,6 @@ from taskmanager.engine.loops import outlast
 from taskmanager.engine.outcome import is_handed_on
 from taskmanager.engine.phases import RUNNING
 from taskmanager.model.clock import SECOND_US, Clock, from_us
-from taskmanager.model.dataclass import NamedTuple
 
 if TYPE_CHECKING:
     from taskmanager.engine.steps import StepCalls

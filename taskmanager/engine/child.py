@@ -15,12 +15,11 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from taskmanager.codec.annotations import is_async
 from taskmanager.codec.safe import readable
 from taskmanager.engine.outcome import describe, error_of, words_of
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.errors import ArgumentError, ConfigurationError
 from taskmanager.model.result import TaskResult, plain_text
 

@@ -9,11 +9,10 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import LiveTask
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.record import Expected, TaskRow, UnreadableRow, expected_of

@@ -18,13 +18,12 @@ import threading
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskmanager.engine.child import ChildCall, ChildReply, Heard, Levels, end_if_copy, framed_call, unpacked
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.loops import Host, let_loop_close
 from taskmanager.engine.outcome import Outcome, words_of
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.logger import logger
 from taskmanager.model.states import Lane
 

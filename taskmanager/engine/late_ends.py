@@ -9,10 +9,9 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from taskmanager.engine.outbox import Outbox, Sent
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.errors import StoreError
 from taskmanager.model.record import Write
 from taskmanager.store.protocol import CommitReport

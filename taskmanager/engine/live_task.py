@@ -9,12 +9,11 @@ from collections.abc import Callable
 from contextvars import Context
 from functools import lru_cache
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from taskmanager.engine.definition import Definition, with_delay
 from taskmanager.engine.phases import ARRIVED, FREEING, LEFT, READY, RUNNING, STARTING, Phase
 from taskmanager.model.clock import SECOND_US
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, first_success, is_pause
 from taskmanager.model.result import TaskError, TaskResult

@@ -14,14 +14,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 from taskmanager.engine.history import ENDED_PLAINLY, UnsavedEnded
 from taskmanager.engine.lines import HistoryLine, Line, Packed
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.waiters import resolve
 from taskmanager.engine.writes import write_of
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.record import AttemptRow, Expected, HistoryWrite, PlainCall, Write
 
 HISTORY_SLICE: Final = 16

@@ -18,12 +18,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 from opcode import opmap
 from types import CoroutineType, TracebackType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from taskmanager.engine.definition import Definition, tags_of
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.model.context import current
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, StepFailed, TaskNotCompleted
 from taskmanager.model.logger import Raised, logger, plain
 from taskmanager.model.record import TaskRow, TaskWrite

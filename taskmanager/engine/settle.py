@@ -6,7 +6,7 @@ error is made by code of the application (a codec, an `__eq__`, a mapping), so w
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from taskmanager.codec.safe import safe_text
 from taskmanager.engine.attempt import Attempt, StopReason
@@ -14,7 +14,6 @@ from taskmanager.engine.definition import Definition
 from taskmanager.engine.live_task import GOES_ON, NO_WORKER, Ending, LiveTask, Worker
 from taskmanager.engine.outcome import Outcome
 from taskmanager.model.clock import SECOND_US, Clock
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow
 from taskmanager.model.result import TaskError, TaskResult, trusted_code

@@ -1,22 +1,17 @@
-"""Makes dataclasses and named tuples without compiling their methods.
+"""Makes dataclasses without compiling their methods.
 
 The standard library writes the methods of a dataclass as text and compiles each of them. That takes 0.6 ms for a frozen
 class, and was a third of the import of this package. Here a class takes 0.06 ms, because all classes share methods that
 know the names of its fields. Whoever looks at such a class sees a dataclass: `fields`, `replace`, `asdict`, pickle,
 `inspect.signature` and type checkers.
-
-Of a named tuple it compiles `__new__`, and checks each annotation. That takes 70 µs, and the classes that a start loads
-took 5 ms. Here a class takes 12 µs: what makes a tuple of so many fields is compiled once, and gets the names of the
-fields. So a tuple is made as fast as one of the standard library.
 """
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, field
 from typing import TYPE_CHECKING, Any, Final
 
-__all__ = ["NamedTuple", "dataclass", "field"]
+__all__ = ["dataclass", "field"]
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -140,81 +135,3 @@ class _Signature:
             ],
             return_annotation=None,
         )
-
-
-if TYPE_CHECKING or sys.version_info >= (3, 14):  # where a class body no longer has its annotations when it is made
-    from typing import NamedTuple
-else:
-    from collections import _tuplegetter
-    from types import CodeType, FunctionType
-
-    _new = tuple.__new__
-    _GLOBALS: Final = {"_new": _new, "__builtins__": {}}
-    # The sizes of most classes, so that their code is in the byte code of this module.
-    _KNOWN: Final = (
-        lambda _cls: _new(_cls, ()),
-        lambda _cls, a: _new(_cls, (a,)),
-        lambda _cls, a, b: _new(_cls, (a, b)),
-        lambda _cls, a, b, c: _new(_cls, (a, b, c)),
-        lambda _cls, a, b, c, d: _new(_cls, (a, b, c, d)),
-        lambda _cls, a, b, c, d, e: _new(_cls, (a, b, c, d, e)),
-        lambda _cls, a, b, c, d, e, f: _new(_cls, (a, b, c, d, e, f)),
-        lambda _cls, a, b, c, d, e, f, g: _new(_cls, (a, b, c, d, e, f, g)),
-        lambda _cls, a, b, c, d, e, f, g, h: _new(_cls, (a, b, c, d, e, f, g, h)),
-        lambda _cls, a, b, c, d, e, f, g, h, i: _new(_cls, (a, b, c, d, e, f, g, h, i)),
-        lambda _cls, a, b, c, d, e, f, g, h, i, j: _new(_cls, (a, b, c, d, e, f, g, h, i, j)),
-    )
-    _codes: dict[int, CodeType] = {size: each.__code__ for size, each in enumerate(_KNOWN)}
-
-    def _code_of(size: int) -> CodeType:
-        """Return the code of a `__new__` that takes so many values."""
-        if size not in _codes:
-            names = ", ".join(f"a{number}" for number in range(size))
-            _codes[size] = eval(f"lambda _cls, {names}: _new(_cls, ({names}))").__code__  # noqa: S307  # see above
-        return _codes[size]
-
-    def _make(cls, values):
-        made = _new(cls, values)
-        if len(made) != len(cls._fields):
-            raise TypeError(f"Expected {len(cls._fields)} arguments, got {len(made)}")
-        return made
-
-    def _replace(self, /, **changes):
-        made = self._make(map(changes.pop, self._fields, self))
-        if changes:
-            raise ValueError(f"Got unexpected field names: {list(changes)!r}")
-        return made
-
-    def _tuple_repr(self):
-        fields = ", ".join(f"{name}={value!r}" for name, value in zip(self._fields, self, strict=True))
-        return f"{type(self).__name__}({fields})"
-
-    def _asdict(self):
-        return dict(zip(self._fields, self, strict=True))
-
-    def _new_args(self):
-        return tuple(self)
-
-    _METHODS: Final = {
-        "__slots__": (), "_make": classmethod(_make), "_replace": _replace, "__replace__": _replace,
-        "__repr__": _tuple_repr, "_asdict": _asdict, "__getnewargs__": _new_args,
-    }  # fmt: skip
-
-    class _Maker(type):
-        """Makes a plain class of a body with annotations."""
-
-        def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
-            annotations = body.get("__annotations__", {})
-            fields = tuple(annotations)
-            defaults = {each: body[each] for each in fields if each in body}
-            if tuple(defaults) != fields[len(fields) - len(defaults) :]:
-                raise TypeError(f"{name}: a field without a default follows one that has a default")
-            code = _code_of(len(fields)).replace(co_name="__new__", co_varnames=("_cls", *fields))
-            new = FunctionType(code, _GLOBALS, "__new__", tuple(defaults.values()))
-            new.__annotations__ = annotations
-            new.__qualname__ = f"{name}.__new__"
-            getters = {each: _tuplegetter(place, "") for place, each in enumerate(fields)}
-            known = {"__new__": new, "_fields": fields, "__match_args__": fields, "_field_defaults": defaults}
-            return type(name, (tuple,), {**_METHODS, **body, **getters, **known})
-
-    NamedTuple = type.__new__(_Maker, "NamedTuple", (), {})

@@ -2,11 +2,10 @@
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 from taskmanager.model.clock import from_us
 from taskmanager.model.context import TaskContext
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.result import TaskError
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ import warnings
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.escaping import escaped, escaped_lines
 
 INDENT: Final = "  "

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from taskmanager.model.clock import LAST_US
-from taskmanager.model.dataclass import NamedTuple, dataclass, field
+from taskmanager.model.dataclass import dataclass, field
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import AttemptOutcome, TaskStatus
 from taskmanager.model.steps import StepInfo, StepRow

@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Collection
-from typing import Final
+from typing import Final, NamedTuple
 
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.record import TaskRow
 
 SCHEDULE_TAG: Final = "schedule"

@@ -4,9 +4,7 @@ The engine, the SQL `CHECK`s, the property tests and the diagram in docs/referen
 """
 
 from enum import StrEnum
-from typing import Final, Literal
-
-from taskmanager.model.dataclass import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 Lane = Literal["async", "thread", "process"]
 

@@ -5,9 +5,9 @@ A sleep and a wait for an event are records of the same kind, because they share
 
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Final, Literal, final
+from typing import Final, Literal, NamedTuple, final
 
-from taskmanager.model.dataclass import NamedTuple, dataclass
+from taskmanager.model.dataclass import dataclass
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode
 

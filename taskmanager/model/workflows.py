@@ -5,9 +5,9 @@ can ready what depends on it, without the functions and without the key of a cod
 """
 
 from datetime import datetime
-from typing import Final, Literal, final
+from typing import Final, Literal, NamedTuple, final
 
-from taskmanager.model.dataclass import NamedTuple, dataclass
+from taskmanager.model.dataclass import dataclass
 from taskmanager.model.result import TaskError
 
 WorkflowStatus = Literal["PENDING", "RUNNING", "PAUSED", "COMPLETED", "FAILED", "CANCELLED"]

@@ -1,8 +1,7 @@
 """Which rows of a claim are started at once, in the transaction that claims them."""
 
 from collections.abc import Iterable
-
-from taskmanager.model.dataclass import NamedTuple
+from typing import NamedTuple
 
 
 class Room(NamedTuple):

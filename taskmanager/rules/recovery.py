@@ -4,10 +4,10 @@ The owner may have died between any two steps, so nothing here may depend on the
 two instances that judge the same row at once say the same but for jitter, and only one of them wins the write.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from taskmanager.model.clock import SECOND_US
-from taskmanager.model.dataclass import NamedTuple, dataclass, field
+from taskmanager.model.dataclass import dataclass, field
 from taskmanager.model.states import WAITING, AttemptOutcome, BuiltInTaskCode, TaskStatus
 from taskmanager.rules.retry import RetryRule
 

@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, 
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.errors import ConfigurationError
 
 if TYPE_CHECKING:

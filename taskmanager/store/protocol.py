@@ -9,10 +9,9 @@ call may succeed later; `StoreError` when it never will.
 
 import asyncio
 from collections.abc import Collection, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from taskmanager.model.clock import LAST_US
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.record import AttemptRow, TaskRow, Write
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.model.states import TaskStatus

@@ -5,9 +5,8 @@ names what has followed.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.record import TaskRow
 from taskmanager.model.workflows import Graph, NodeRow, NodeStart, WorkflowRow
 

@@ -9,10 +9,9 @@ small, and are never too large.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 from taskmanager.model.clock import HOUR_US, MINUTE_US, Clock
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.rules.figures import Span, bucket_of_bits
 from taskmanager.store.noted import COMPLETED, COUNTS, RAN, STARTED, WAITED, Noted
 from taskmanager.store.sql import statements as sql

@@ -11,10 +11,9 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import starmap
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from taskmanager.model.clock import MINUTE_US
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.record import (
     AttemptRow,
     HistoryWrite,

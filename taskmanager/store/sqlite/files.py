@@ -14,9 +14,8 @@ log of the parent.
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.errors import StoreError, StoreUnavailable, WrongProcess
 from taskmanager.store.sqlite.session import SqliteSession
 

@@ -17,9 +17,8 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.store.sql.scripts import scripts_of

@@ -18,9 +18,8 @@ from functools import cache, lru_cache
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.record import Write
 from taskmanager.store.constraints import encodable
 from taskmanager.store.sql.rows import Undecodable

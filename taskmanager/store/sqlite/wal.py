@@ -12,9 +12,8 @@ import os
 import sqlite3
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from taskmanager.model.dataclass import NamedTuple
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.store.sqlite.connection import WAL_LIMIT_BYTES
