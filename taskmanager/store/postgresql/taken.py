@@ -23,8 +23,8 @@ from taskmanager.store.sql.rows import unpacked
 if TYPE_CHECKING:
     from taskmanager.store.sql.session import Session
 
-SLOW_S: Final = 0.002
-"""Each claim waits for a count, and others wait for that claim. 2 ms are 8,000 entries."""
+SLOW_S: Final = 0.001
+"""Each claim waits for a count, and others wait for that claim. 1 ms are 4,000 entries."""
 LATE_US: Final = 6_000_000
 """A claim is stamped before it waits for the lock of writers and for that of the queue, each for `LOCK_MS` at most."""
 MAX_KNOWN: Final = 1_000
