@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from taskmanager.model.clock import SystemClock
+from taskmanager.model.clock import SECOND_US, SystemClock
 from taskmanager.store.postgresql import claims
 from taskmanager.store.postgresql.floors import LATE_US, Floors
 from taskmanager.store.postgresql.seldom import ASK_S, ASK_SHARE, SLOW_S
@@ -37,7 +37,7 @@ def clock() -> Slow:
 def slow(session: Connected, clock: Slow) -> Connected:
     """A session for which all takes long, and whose last claim did."""
     session.floors = Floors(clock, quick_s=0.0)
-    session.floors.note(SLOW_S)
+    session.floors.note(SLOW_S * SECOND_US, 0)
     return session
 
 
@@ -98,10 +98,10 @@ def test_postgres_woken_rows_are_looked_for_seldom_where_that_is_slow(slow: Conn
     """They stand below all floors. A look that was left out is needed, once, when the next one may be made."""
     clock.step_s = 0.0
     asleep = task("woken", enqueued_at=1, snooze_count=1)
-    slow.floors.note_none_woken(SLOW_S / 2)
+    slow.floors.note_none_woken(SLOW_S * SECOND_US / 2)
     slow.put(asleep)
     assert [row.task_id for row in slow.take(has_slept=True, now=NOW)] == ["woken"]
-    slow.floors.note_none_woken(1.0)
+    slow.floors.note_none_woken(1.0 * SECOND_US)
     slow.put(asleep._replace(task_id="again"))
     assert slow.take(has_slept=True, now=NOW) == []
     clock.now_s += ASK_SHARE / 2

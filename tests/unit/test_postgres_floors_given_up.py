@@ -11,10 +11,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.rules.claims import Room, Starting
 from taskmanager.store.postgresql.address import Address
-from taskmanager.store.postgresql.floors import SLOW_S, Floors
+from taskmanager.store.postgresql.floors import Floors
+from taskmanager.store.postgresql.seldom import SLOW_S
 from taskmanager.store.postgresql.session import PostgresSession
 from taskmanager.store.postgresql.store import PostgresStore
 from tests.contract.rows import ME, put, task, wants
@@ -33,7 +35,7 @@ class Between(Floors):
 
     def __init__(self) -> None:
         super().__init__(quick_s=0.0)
-        self.note(SLOW_S)
+        self.note(SLOW_S * SECOND_US, 0)
         self.is_there, self.may_go = threading.Event(), threading.Event()
 
     def given(self, session: Any, known: dict[str, Any]) -> str | None:

@@ -17,7 +17,6 @@ more, at many more.
 
 from typing import Any, Final
 
-from taskmanager.model.clock import SECOND_US
 from taskmanager.model.record import TaskRow
 from taskmanager.store.postgresql.floors import FOUND_LEVELS, GIVEN_LEVELS, Floors
 from taskmanager.store.postgresql.seldom import TOOK_US
@@ -163,11 +162,12 @@ def take(session: Session, request: ClaimRequest, limit: int, floors: Floors) ->
     if request.has_slept and not floors.may_seek_woken():
         return []
     best = SLEPT if request.has_slept else READY
-    text, wakes, is_cut = _take_best(session, best, known, floors)
+    rows, wakes, is_cut = _take_best(session, best, known, floors)
     if wakes:
         session.execute(_WAKE, {"now": request.now})
         text, _, is_cut, _ = session.execute(best, known | {"is_awake": True}).fetchone()
-    return _by_function(session, known, limit) if is_cut else packed_rows(text)
+        rows = packed_rows(text)
+    return _by_function(session, known, limit) if is_cut else rows
 
 
 def _by_function(session: Session, known: dict[str, Any], limit: int) -> list[TaskRow]:
@@ -180,15 +180,16 @@ def _by_function(session: Session, known: dict[str, Any], limit: int) -> list[Ta
     return rows
 
 
-def _take_best(session: Session, best: str, known: dict[str, Any], floors: Floors) -> tuple[str, bool, bool]:
+def _take_best(session: Session, best: str, known: dict[str, Any], floors: Floors) -> tuple[list[TaskRow], bool, bool]:
     given = floors.given(session, known) if best is READY else None
     found = session.execute(ABOVE_FLOORS if given else best, known | {"floors": given}).fetchone()
     text, wakes, is_cut, took_us = found
+    rows = packed_rows(text)
     if given is None:
-        floors.note(took_us / SECOND_US)
-    if best is SLEPT and not wakes and text == "[]":
-        floors.note_none_woken(took_us / SECOND_US)
-    return text, wakes, is_cut
+        floors.note(took_us, len(rows))
+    if best is SLEPT and not (wakes or rows):
+        floors.note_none_woken(took_us)
+    return rows, wakes, is_cut
 
 
 def _given(request: ClaimRequest, limit: int) -> dict[str, Any]:

@@ -8,11 +8,11 @@ claim may take it, and ends it as well.
 
 from typing import TYPE_CHECKING, Final
 
-from taskmanager.model.clock import SECOND_US, Clock, SystemClock
+from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.record import TaskRow
 from taskmanager.store.postgresql.claims import ROW
 from taskmanager.store.postgresql.floors import LATE_US
-from taskmanager.store.postgresql.seldom import SLOW_S, TOOK_US, Seldom
+from taskmanager.store.postgresql.seldom import SLOW_S, TOOK_US, Seldom, is_slow
 from taskmanager.store.sql.rows import packed_rows
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ class Expired:
             found = session.execute(EXPIRED, {"since": since, "now": now, "limit": limit}).fetchone()
         packed, last, took_us = found or ("[]", None, 0)
         rows = packed_rows(packed)
-        is_whole, is_slow = since == _BEFORE_ALL, took_us >= self.slow_s * SECOND_US
+        is_whole, took_long = since == _BEFORE_ALL, is_slow(took_us, len(rows), self.slow_s)
         if is_whole:
             self._all.note(took_us)
-        self._until = None if is_whole and not is_slow else now if len(rows) < limit else last
+        self._until = None if is_whole and not took_long else now if len(rows) < limit else last
         return rows
 
     def since(self, now: int) -> int:

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from taskmanager.model.clock import SECOND_US, Clock, SystemClock
 from taskmanager.model.config import PRIORITY_RANGE
-from taskmanager.store.postgresql.seldom import SLOW_S, TOOK_US, Seldom
+from taskmanager.store.postgresql.seldom import TOOK_US, Seldom, is_slow
 from taskmanager.store.postgresql.writing import numbers
 from taskmanager.store.sql.claims import BETTER
 from taskmanager.store.sql.session import Session
 
-QUICK_S: Final = 0.002
+QUICK_S: Final = 0.001
 """Where the server takes less to find the floors, there are few."""
 LATE_US: Final = 1_000_000
 """Rows that were sent so long before the question may be committed after it."""
@@ -85,11 +85,11 @@ class Floors:
             self._woken.miss()
         return may_seek
 
-    def note(self, took_s: float) -> None:
-        """Note how long the server has worked on a claim that has looked for itself."""
-        self._is_wanted = took_s >= SLOW_S
+    def note(self, took_us: float, taken_count: int) -> None:
+        """Note how long the server has worked on a claim that has looked for itself, and how many rows it has taken."""
+        self._is_wanted = is_slow(took_us, taken_count)
 
-    def note_none_woken(self, took_s: float) -> None:
+    def note_none_woken(self, took_us: float) -> None:
         """Note that a claim has found no woken rows."""
-        if took_s >= SLOW_S:
-            self._woken.note(took_s * SECOND_US)
+        if is_slow(took_us, 0):
+            self._woken.note(took_us)

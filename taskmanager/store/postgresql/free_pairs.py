@@ -8,9 +8,9 @@ or is the first of its function, queue and priority, is seen after that. So such
 
 from typing import TYPE_CHECKING, Final
 
-from taskmanager.model.clock import SECOND_US, Clock, SystemClock
+from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.store.postgresql.floors import LATE_US
-from taskmanager.store.postgresql.seldom import SLOW_S, TOOK_US, Seldom
+from taskmanager.store.postgresql.seldom import SLOW_S, TOOK_US, Seldom, is_slow
 from taskmanager.store.postgresql.writing import numbers, texts
 from taskmanager.store.protocol import FreeQueue
 from taskmanager.store.sql.claims import IS_FREE
@@ -78,7 +78,7 @@ class FreePairs:
         self._floors = {key: min(found.get(key, latest), latest) for key in {**self._floors, **found}}
         if len(self._floors) > MAX_KNOWN:
             self._floors = {}
-        elif took_us >= self.slow_s * SECOND_US:
+        elif is_slow(took_us, len(rows), self.slow_s):
             self._all.note(took_us)
         return found
 

@@ -10,8 +10,10 @@ from typing import Final
 
 from taskmanager.model.clock import SECOND_US, Clock
 
-SLOW_S: Final = 0.005
-"""Where the server has worked longer on a question, it may have read many dead entries."""
+SLOW_S: Final = 0.0015
+"""Where the server has worked longer on a question that finds nothing, it may have read many dead entries."""
+_FOUND_IN_THAT: Final = 30
+"""How many rows it finds, and changes, in that time."""
 ASK_S: Final = 1.0
 """A question is asked once in so long at most."""
 ASK_SHARE: Final = 20
@@ -19,6 +21,11 @@ TOOK_US: Final = "CAST(1000000 * extract(epoch FROM clock_timestamp() - statemen
 """How long the server has worked on the statement so far. The way to it and back says nothing of dead entries, and nor
 does a thread that waits for the interpreter: to a server 4 ms away, all looks take long.
 """
+
+
+def is_slow(took_us: float, found_count: int, slow_s: float = SLOW_S) -> bool:
+    """Return whether a question that has found so many rows has taken longer than these do."""
+    return took_us >= slow_s * SECOND_US * (1 + found_count / _FOUND_IN_THAT)
 
 
 class Seldom:
