@@ -9,7 +9,7 @@ The modules by what they are about. Each knows only modules that stand before it
     What starts next:       queue_state dispatch room
     Children:               child child_program child_link
     What runs:              time_limits lanes child_call middleware nodes settle execution
-    What is written:        writes lines history outbox answers late_ends
+    What is written:        writes history outbox answers late_ends
     Who hears:              events untold listeners
     What writes it:         writer
     What a task records:    step_lanes step_records step_waits steps

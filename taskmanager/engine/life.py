@@ -310,10 +310,10 @@ class Life:
         attempt.is_over, attempt.task, live.attempt = True, None, None
         if attempt.forget_limit is not None:
             attempt.forget_limit(attempt)
-        self._settlement.complete(live, attempt, value)
-        if live.is_ordinary and live.is_first_success:
+        is_first_success = self._settlement.complete(live, attempt, value)
+        if is_first_success and live.is_ordinary:
             self._dispatcher.move(live, phases.ENDED)
-            self._writer.record_ordinary(live)
+            self._writer.record(live, is_ordinary=True)
             self.publish(live)
         else:
             self.finish(live)

@@ -14,10 +14,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from taskmanager.engine.history import ENDED_PLAINLY, UnsavedEnded
-from taskmanager.engine.lines import HistoryLine, Line, Packed
+from taskmanager.engine.history import ENDED_PLAINLY, HistoryLine, Packed, UnsavedEnded
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.waiters import resolve
 from taskmanager.engine.writes import write_of
@@ -31,6 +30,7 @@ HISTORY_BATCH: Final = 512
 """Memory-only records that are written at once."""
 NOTHING: Final = Expected("", None, 0)
 """History is written once, and nothing will ever be expected of it."""
+T = TypeVar("T")
 _new_tuple = tuple.__new__
 """A NamedTuple's own constructor costs a call more, for each task that is written."""
 
@@ -43,6 +43,38 @@ class Sent(NamedTuple):
     base: Expected | None
     """The state in the store that this is to follow."""
     write: Write
+
+
+class Line(Generic[T]):
+    """First in, first out; what is put back, or tried again, goes to the front. Places are numbered for good."""
+
+    def __init__(self) -> None:
+        self.entries: deque[T] = deque()
+        self.passed_count = 0
+        """Entries that have left it, and were not put back."""
+
+    @property
+    def end(self) -> int:
+        """The place behind the last entry: everything that is in the line now has left it when that is passed."""
+        return self.passed_count + len(self.entries)
+
+    def pop(self) -> T:
+        """The first one leaves."""
+        self.passed_count += 1
+        return self.entries.popleft()
+
+    def put_back(self, entry: T) -> None:
+        """It has left in vain."""
+        self.passed_count -= 1
+        self.entries.appendleft(entry)
+
+    def advance(self, is_meant: Callable[[T], bool]) -> None:
+        """An entry that was made a moment ago counts as one that has left in vain."""
+        for behind, entry in enumerate(reversed(self.entries), 1):
+            if is_meant(entry):
+                del self.entries[-behind]
+                self.put_back(entry)
+                return
 
 
 class Places(NamedTuple):
@@ -90,7 +122,7 @@ class Outbox:
         """When the oldest change in it was made."""
 
     def __repr__(self) -> str:
-        changed, history = len(self.changed), len(self.history)
+        changed, history = len(self.changed.entries), len(self.history)
         plain = len(self._plain.entries)
         return f"<Outbox {plain} plain ends, {changed} changed, {len(self._accepted)} accepted, {history} of history>"
 
@@ -102,7 +134,12 @@ class Outbox:
     @property
     def unsaved_history_count(self) -> int:
         """Those of them that are history of memory-only tasks."""
-        return len(self.history) + self._history_in_flight_count
+        return self.history.end - self.history.passed_count + self._history_in_flight_count
+
+    @property
+    def has_history(self) -> bool:
+        """Whether history waits."""
+        return self.history.end > self.history.passed_count
 
     @property
     def waiting_count(self) -> int:

@@ -121,8 +121,8 @@ class Settlement:
             live.ending = Ending(TaskStatus.COMPLETED, TaskResult(err=outcome.error))
         return NOTHING_MORE
 
-    def complete(self, live: LiveTask, attempt: Attempt, value: Any) -> None:
-        """→ COMPLETED with this value."""
+    def complete(self, live: LiveTask, attempt: Attempt, value: Any) -> bool:
+        """→ COMPLETED with this value. Return whether the record says all of it: see `LiveTask.is_first_success`."""
         now, definition = self._now_us(), live.definition
         live.succeed(value, now)
         try:
@@ -133,8 +133,10 @@ class Settlement:
             live.store_error(TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
             live.attempts_due = ()  # no plain success: as long as it is not written, memory has the value
         self.tally["COMPLETED"] += 1
-        if not live.is_first_success:
-            self._add_attempt(live, attempt, now, AttemptOutcome.COMPLETED, False, None, None)
+        if live.is_first_success:
+            return True
+        self._add_attempt(live, attempt, now, AttemptOutcome.COMPLETED, False, None, None)
+        return False
 
     def _tell_not_stored(self, definition: Definition, why: str) -> None:
         """Log it for the first task of each function; the record of each says it too."""

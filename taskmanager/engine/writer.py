@@ -146,18 +146,13 @@ class Writer:
         """Whether every end is urgent: somebody waits for all that there is, or the store takes no writes."""
         return self.patience.is_rushed or self.degraded_since is not None
 
-    def record(self, live: LiveTask) -> None:
-        """A memory-only task has ended: history."""
-        self.outbox.record(live, write_of(live, None))
-        self._hurry_history()
-
-    def record_ordinary(self, live: LiveTask) -> None:
-        """The same of one whose record needs no look at what may be unusual."""
-        self.outbox.record_ordinary(live)
-        self._hurry_history()
-
-    def _hurry_history(self) -> None:
-        count = len(self.outbox.history)
+    def record(self, live: LiveTask, *, is_ordinary: bool = False) -> None:
+        """A memory-only task has ended: history. Where it `is_ordinary`, nothing unusual is looked for."""
+        if is_ordinary:
+            self.outbox.record_ordinary(live)
+        else:
+            self.outbox.record(live, write_of(live, None))
+        count = self.outbox.history.end - self.outbox.history.passed_count
         if count >= HISTORY_BATCH:
             self._history_due.hurry()
         elif count == HISTORY_SLICE:
@@ -369,7 +364,7 @@ class Writer:
     def due(self) -> bool:
         """Tell whether something is to be written now."""
         outbox = self.outbox
-        if outbox.changed.entries or (self._history_due.is_now and outbox.history):
+        if outbox.changed.entries or (self._history_due.is_now and outbox.has_history):
             return True
         if self.late_ends is not None and self.late_ends.late is not None:
             return True
@@ -383,7 +378,7 @@ class Writer:
         # What was due stays due until it is taken, however full of changes the batches are.
         if is_over and not outbox.waiting_count:
             self.patience.renew()
-        if not outbox.history:
+        if not outbox.has_history:
             self._history_due.is_now = self._is_closing
         return batch
 

@@ -1,4 +1,4 @@
-"""Lines of what is to be written: packed records leave in order, as if each were an entry of its own."""
+"""The line of history: packed records leave in order, as if each were an entry of its own."""
 
 import gc
 import random
@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from taskmanager.engine.lines import WIDTH, HistoryLine, Line
+from taskmanager.engine.history import WIDTH, HistoryLine
+from taskmanager.engine.outbox import Line
 
 
 class Other(NamedTuple):
@@ -38,7 +39,7 @@ def test_line_of_packed_records_does_what_a_plain_line_does(seed: int) -> None:
         elif kind == "take":
             most = rng.choice((0, 1, 5, 63, 64, 65, 512))
             taken = [Other(str(each[0])) for each in line.pop_many(most)]
-            assert taken == [plain.pop() for _ in range(min(most, len(plain)))]
+            assert taken == [plain.pop() for _ in range(min(most, len(plain.entries)))]
             if rng.random() < 0.3:
                 for each in reversed(taken):
                     line.put_back(each)
@@ -46,9 +47,9 @@ def test_line_of_packed_records_does_what_a_plain_line_does(seed: int) -> None:
         else:
             name = str(rng.randint(1, number + 1))
             others = {each.name for each in line.others()}
-            line.advance(lambda each, name=name: type(each) is Other and each.name == name)  # type: ignore[misc]
+            line.advance(lambda each, name=name: each.name == name)  # type: ignore[misc]
             plain.advance(lambda each, name=name, others=others: each.name == name in others)  # type: ignore[misc]
-        assert (len(line), line.passed_count, line.end) == (len(plain), plain.passed_count, plain.end)
+        assert (len(line), line.passed_count, line.end) == (len(plain.entries), plain.passed_count, plain.end)
         assert bool(line) is bool(plain.entries)
     for each in plain.entries:
         found = line.find(each.name)
