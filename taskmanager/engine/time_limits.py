@@ -6,8 +6,12 @@ for each run would cost more than the rest of its start.
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from taskmanager.engine.attempt import Attempt
+
+_NOTHING_LEFT_S: Final = 1e-6
+"""Less than that is what the sum of floats is off by. A timer of so little may ring before any time has passed."""
 
 
 class TimeLimits:
@@ -52,7 +56,7 @@ class TimeLimits:
         began = self._began[limit_s]
         attempt, began_s = next(iter(began.items()))
         left_s = began_s + limit_s - self._running_s()
-        if left_s > 0:
+        if left_s > _NOTHING_LEFT_S:
             self._timers[limit_s] = self._loop.call_later(left_s, self._look, limit_s)
             return
         del began[attempt]

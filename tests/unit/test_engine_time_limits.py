@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from taskmanager import TaskManager, TaskStatus
+from taskmanager.engine.attempt import Attempt
+from taskmanager.engine.time_limits import TimeLimits
 from taskmanager.testing import World, isolated
+from tests.unit.engine_lives import new_live, running
 
 pytestmark = pytest.mark.anyio
 
@@ -67,3 +70,16 @@ async def test_runs_with_the_same_limit_have_one_timer(tmp_path: Path) -> None:
         gate.set()
         await manager.join()
         assert timers() == []
+
+
+async def test_limit_is_reached_when_only_a_rounding_error_is_left() -> None:
+    """0.1 + 0.2 - 0.3 is more than nothing. A virtual clock would wait for that for ever."""
+    now_s = 0.1
+    reached: list[Attempt] = []
+    limits = TimeLimits(asyncio.get_running_loop(), lambda: now_s, reached.append)
+    attempt = running(new_live(), limits)  # type: ignore[arg-type]  # nobody asks for a slot
+    limits.watch(attempt, 0.2)
+    now_s = 0.3
+    limits._look(0.2)
+    assert reached == [attempt]
+    assert timers() == []
