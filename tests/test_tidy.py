@@ -89,11 +89,7 @@ NOT_STARTED: Final = (
     "taskmanager.engine.child_call", "taskmanager.engine.child_link", "taskmanager.engine.events",
     "taskmanager.engine.listeners", "taskmanager.engine.middleware", "taskmanager.engine.records",
     "taskmanager.engine.views", "taskmanager.hosting", "taskmanager.rules.events",
-    "taskmanager.model.report", "taskmanager.rules.cron", "taskmanager.rules.steps",
-    "taskmanager.rules.workflows", "taskmanager.store.memory", "taskmanager.store.sql.events",
-    "taskmanager.store.sql.workflow_ends", "taskmanager.store.sql.workflow_pauses",
-    "taskmanager.store.sql.workflow_recovery", "taskmanager.store.sql.workflow_reopening",
-    "taskmanager.store.sql.workflow_rows", "taskmanager.store.sql.workflow_walk", "taskmanager.store.sql.workflows",
+    "taskmanager.model.report", "taskmanager.rules.cron", "taskmanager.store.memory",
     "taskmanager.store.statistics",
 )  # fmt: skip
 

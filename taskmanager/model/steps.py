@@ -9,7 +9,6 @@ from typing import Final, Literal, NamedTuple, final
 
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.result import TaskError
-from taskmanager.model.states import BuiltInTaskCode
 
 Identity = tuple[str, int, str]
 """Kind, number and key of a record. A step has a number or a key, a patch has its version as the key."""
@@ -48,11 +47,6 @@ class StepRow(NamedTuple):
     def identity(self) -> Identity:
         """What no other record of its task has."""
         return self.kind, self.number, self.key
-
-    @property
-    def has_timed_out(self) -> bool:
-        """Whether this is the record of a wait whose time was up before an event came."""
-        return bool(self.waits_for) and self.error_code == BuiltInTaskCode.TASK_TIMEOUT
 
 
 class EventRow(NamedTuple):

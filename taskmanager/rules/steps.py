@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 from typing import Final, Literal, NamedTuple
 
+from taskmanager.model.states import BuiltInTaskCode
 from taskmanager.model.steps import STEP, Identity, StepRow
 from taskmanager.rules.retry import RetryRule
 
@@ -47,6 +48,11 @@ def mismatch(record: StepRow, name: str) -> str:
     if record.name == name:
         return f"step {which} was recorded as {record.name} and is called with other arguments"
     return f"step {which} was recorded as {record.name} and is called as {name}"
+
+
+def has_timed_out(record: StepRow) -> bool:
+    """Return whether this is the record of a wait whose time was up before an event came."""
+    return bool(record.waits_for) and record.error_code == BuiltInTaskCode.TASK_TIMEOUT
 
 
 def unasked(records: Iterable[StepRow], asked: Collection[Identity]) -> list[StepRow]:

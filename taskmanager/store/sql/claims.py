@@ -26,6 +26,7 @@ from taskmanager.store.sql.queries import hops, task_rows
 from taskmanager.store.sql.rows import Undecodable, packed
 from taskmanager.store.sql.session import Session
 from taskmanager.store.sql.statements import DUE, END_UNREADABLE, IS_PAUSE, LIVE_SQL, ON_FAILURE, SLEEPS
+from taskmanager.store.sql.workflows import advance
 
 _FREE: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_free"
 IS_FREE: Final = "status = 'PENDING' AND claimed_by_worker_id IS NULL"
@@ -201,8 +202,6 @@ def _ended(connection: Session, row: TaskRow, now: int, noted: Noted) -> Unreada
         if (enqueued := enqueued_by(ended)) is not None:
             connection.write(ON_FAILURE, [enqueued])
         if ended.is_workflow_task:
-            from taskmanager.store.sql.workflows import advance
-
             advance(connection, [ended.task_id], now, noted)
     return ended
 

@@ -15,7 +15,8 @@ from taskmanager.rules.figures import Span
 from taskmanager.store.protocol import TaskFilter
 from taskmanager.store.sql.queries import fitting
 from taskmanager.store.sql.session import Session
-from taskmanager.store.sql.statements import HAS_WORKFLOW, LIVE_SQL, quoted
+from taskmanager.store.sql.statements import LIVE_SQL, quoted
+from taskmanager.store.sql.workflow_ends import HAS_WORKFLOW
 
 HOLD_S: Final = 0.005
 FIRST_SIZE: Final = 100

@@ -40,13 +40,6 @@ SLEEPS: Final = (
     "EXISTS (SELECT 1 FROM taskmanager_steps AS s WHERE s.task_id = taskmanager_tasks.id AND s.wakes_at > 0)"
 )
 """It sleeps until an instant that was promised, and counts its sleeps as pauses."""
-HAS_WORKFLOW: Final = """
-EXISTS (
-    SELECT 1 FROM taskmanager_workflow_tasks AS n JOIN taskmanager_workflows AS w ON w.id = n.workflow_id
-    WHERE n.task_id = t.id
-)
-"""
-"""The workflow of a task `t` is there. A tool that knows no foreign keys deletes it without its nodes."""
 _DUE_AT: Final = f"""
     CASE WHEN enqueued_at <= updated_at THEN min(enqueued_at, :now)
         WHEN updated_at > :now AND enqueued_at < {LAST_US} AND {IS_PAUSE} AND NOT {SLEEPS}

@@ -27,6 +27,7 @@ from taskmanager.model.record import (
     in_full,
 )
 from taskmanager.model.states import TERMINAL
+from taskmanager.rules.steps import has_timed_out
 from taskmanager.store.constraints import is_memory_only, step_of
 from taskmanager.store.noted import Noted, ended_at
 from taskmanager.store.on_failure import enqueued_by
@@ -35,6 +36,7 @@ from taskmanager.store.sql import statements as sql
 from taskmanager.store.sql.counting import MAX_KEPT, RUN_END, TIMED, WAITED_RUN, Counting
 from taskmanager.store.sql.queries import fetch, fetch_ids
 from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.workflows import follow
 from taskmanager.store.workflow_protocol import Advance, together
 
 _BEHIND_OTHERS: Final = (
@@ -49,12 +51,6 @@ class _SomebodyLost(Exception):
 
 def _faults(connection: Session) -> tuple[type[Exception], ...]:
     return *connection.faults, _SomebodyLost
-
-
-def _follow(connection: Session, changes: Sequence[sql.Row], noted: Noted) -> Advance:
-    from taskmanager.store.sql.workflows import follow  # not for programs without workflows
-
-    return follow(connection, changes, noted)
 
 
 def commit(connection: Session, writes: Sequence[Write], counting: Counting | None = None) -> CommitReport:
@@ -80,7 +76,7 @@ def commit(connection: Session, writes: Sequence[Write], counting: Counting | No
                 raise _SomebodyLost
             if attempts and counts[len(rows)] != len(attempts):
                 _replace_attempts(connection, writes)
-            advance = _follow(connection, in_workflows, noted or Noted()) if in_workflows else Advance()
+            advance = follow(connection, in_workflows, noted or Noted()) if in_workflows else Advance()
         if counting is not None:
             _count(counting, rows, noted)
         return CommitReport({}, {}, advance)
@@ -145,7 +141,7 @@ def _by_kind(writes: Sequence[Write]) -> defaultdict[sql.Kind, list[sql.Row]]:
                 rows[sql.FORGET_STEPS].append((write.task_id,))
             if write.steps:
                 rows[sql.STEP_RECORD] += write.steps
-                rows[sql.RECEIVE] += [each for each in write.steps if each.has_timed_out]
+                rows[sql.RECEIVE] += [each for each in write.steps if has_timed_out(each)]
                 rows[sql.STAY_AWAKE] += [each for each in write.steps if each.wakes_at is not None]
             if write.row.is_workflow_task:
                 before = None if write.expected is None else write.expected.status
@@ -253,7 +249,7 @@ def _apply_to_winners(connection: Session, writes: Sequence[Write], outcome: _Ou
             _replace_attempts(connection, winners)
     noted = _noted(rows[sql.WHOLE], before)
     if rows[sql.IN_WORKFLOW]:
-        outcome.advances.append(_follow(connection, rows[sql.IN_WORKFLOW], noted))
+        outcome.advances.append(follow(connection, rows[sql.IN_WORKFLOW], noted))
     outcome.won.append((rows, noted))
     outcome.lost.extend(write.task_id for write in writes if write.task_id not in changed)
 

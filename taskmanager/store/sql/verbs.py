@@ -1,42 +1,29 @@
-"""The verbs of a store that are functions over a session, whatever database it is connected to.
-
-What concerns workflows and events is loaded by the first call of it: it is a tenth of all that a start would load.
-"""
+"""The verbs of a store that are functions over a session, whatever database it is connected to."""
 
 from collections.abc import Callable, Coroutine
 from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, TypeVarTuple
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, TypeVarTuple
 
 from taskmanager.model.clock import Clock
 from taskmanager.model.record import TaskRow
 from taskmanager.rules.figures import Span
 from taskmanager.store.protocol import ClaimRequest, TaskFilter
-from taskmanager.store.sql import claims, pruning, queries, transitions
+from taskmanager.store.sql import (
+    claims,
+    events,
+    pruning,
+    queries,
+    transitions,
+    workflow_recovery,
+    workflow_reopening,
+    workflow_rows,
+    workflows,
+)
 from taskmanager.store.sql import instances as instance_rows
 from taskmanager.store.sql import schedules as schedule_state
 from taskmanager.store.sql.counting import Counting, add_counted
 from taskmanager.store.sql.pruning import BatchSize
 from taskmanager.store.sql.session import Session
-
-if TYPE_CHECKING:
-    from taskmanager.store.sql import events, workflow_recovery, workflow_reopening, workflow_rows, workflows
-else:
-
-    class _Later:
-        """A module that is loaded by the first call of one of its functions, in the thread of the connection."""
-
-        def __init__(self, name):
-            self._name = f"taskmanager.store.sql.{name}"
-
-        def __getattr__(self, name):
-            def call(*args, **kwargs):
-                return getattr(import_module(self._name), name)(*args, **kwargs)
-
-            return call
-
-    events, workflow_rows, workflows = map(_Later, ("events", "workflow_rows", "workflows"))
-    workflow_recovery, workflow_reopening = map(_Later, ("workflow_recovery", "workflow_reopening"))
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,6 +10,13 @@ from taskmanager.store.sql.session import Session
 
 IS_OPEN: Final = "n.status NOT IN ('COMPLETED', 'FAILED', 'SKIPPED')"
 """A node `n` has not ended, as the partial index spells it."""
+HAS_WORKFLOW: Final = """
+EXISTS (
+    SELECT 1 FROM taskmanager_workflow_tasks AS n JOIN taskmanager_workflows AS w ON w.id = n.workflow_id
+    WHERE n.task_id = t.id
+)
+"""
+"""The workflow of a task `t` is there. A tool that knows no foreign keys deletes it without its nodes."""
 IS_NOT_ABSORBED: Final = """
 (
     NOT EXISTS (

@@ -12,8 +12,8 @@ from taskmanager.model.workflows import HELD
 from taskmanager.store.sql.counting import Counting, counted
 from taskmanager.store.sql.queries import task_rows
 from taskmanager.store.sql.session import Session
-from taskmanager.store.sql.statements import HAS_WORKFLOW, LIVE_SQL, TERMINAL_SQL
-from taskmanager.store.sql.workflow_ends import IS_OPEN
+from taskmanager.store.sql.statements import LIVE_SQL, TERMINAL_SQL
+from taskmanager.store.sql.workflow_ends import HAS_WORKFLOW, IS_OPEN
 from taskmanager.store.sql.workflow_walk import Walk
 from taskmanager.store.workflow_protocol import Advance
 
