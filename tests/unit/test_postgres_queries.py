@@ -117,6 +117,34 @@ def test_postgres_expired_rows_are_read_page_by_page(session: Connected, reading
     assert expired(reading, limit=3) == ["t3", "t4", "t5"]
 
 
+class Full:
+    """A session whose server refuses to put rows together into one text, as it does where that has more than 1 GB."""
+
+    too_large = PostgresSession.too_large
+
+    def __init__(self, reading: PostgresSession) -> None:
+        self._reading = reading
+        self.by_indexes = reading.by_indexes
+        self.refused = 0
+
+    def execute(self, sql: str, values: Any = ()) -> Any:
+        """Do one statement."""
+        if sql.lstrip().startswith("SELECT json_group_array"):
+            self.refused += 1
+            return self._reading.execute("SELECT repeat('x', 2000000000)")
+        return self._reading.execute(sql, values)
+
+
+def test_postgres_rows_too_large_for_one_text_are_read_one_by_one(session: Connected, reading: PostgresSession) -> None:
+    """Or one page of orphans with large arguments would stop the recovery of all that has died."""
+    session.put(task("orphan", claimed_by_worker_id="dead"), task("late", good_until=1))
+    full: Any = Full(reading)
+    assert [row.task_id for row in queries.fetch_orphans(full, [ME], limit=9)] == ["orphan"]
+    assert [row.task_id for row in reading._expired.look(full, NOW, 9)] == ["late"]
+    assert full.refused == 3
+    assert not reading.in_transaction
+
+
 def test_postgres_expired_rows_are_all_looked_for_where_that_is_fast(
     session: Connected, reading: PostgresSession
 ) -> None:

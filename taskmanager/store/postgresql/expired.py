@@ -13,6 +13,7 @@ from taskmanager.model.record import TaskRow
 from taskmanager.store.postgresql.claims import ROW
 from taskmanager.store.postgresql.floors import LATE_US
 from taskmanager.store.postgresql.seldom import SLOW_S, TOOK_US, Seldom, is_slow
+from taskmanager.store.sql import queries
 from taskmanager.store.sql.rows import packed_rows
 
 if TYPE_CHECKING:
@@ -45,8 +46,11 @@ class Expired:
     def look(self, session: "PostgresSession", now: int, limit: int) -> list[TaskRow]:
         """Return them, the longest past first."""
         since = self.since(now)
-        with session.by_indexes():
-            found = session.execute(EXPIRED, {"since": since, "now": now, "limit": limit}).fetchone()
+        try:
+            with session.by_indexes():
+                found = session.execute(EXPIRED, {"since": since, "now": now, "limit": limit}).fetchone()
+        except session.too_large:  # together longer than the longest text; then they are read one by one
+            return queries.fetch_expired(session, now, limit=limit)
         packed, last, took_us = found or ("[]", None, 0)
         rows = packed_rows(packed)
         is_whole, took_long = since == _BEFORE_ALL, is_slow(took_us, len(rows), self.slow_s)

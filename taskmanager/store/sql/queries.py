@@ -5,7 +5,8 @@ step would have to win the GIL back from a busy event loop.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from taskmanager.model.record import PAYLOAD, SENDER_KEY, AttemptRow, TaskRow
@@ -43,15 +44,24 @@ _UNDECODABLE: Final = "\ufffd"
 
 
 def task_rows(
-    connection: Session, source: str, parameters: Sequence[Any] | dict[str, Any], columns: str = _TASK
+    connection: Session,
+    source: str,
+    parameters: Sequence[Any] | dict[str, Any],
+    columns: str = _TASK,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> list[TaskRow]:
-    """The tasks `t` of `source`, which is all that follows FROM."""
+    """The tasks `t` of `source`, which is all that follows FROM. Each query is done in a block of its own `around` it.
+
+    PostgreSQL takes no second query in a transaction in which the first one has failed.
+    """
     packed = f"SELECT json_group_array(json_array({_NAMES})) FROM (SELECT {columns} FROM {source})"
     try:
-        (text,) = connection.execute(packed, parameters).fetchone()
+        with around():
+            (text,) = connection.execute(packed, parameters).fetchone()
     except connection.too_large:
-        # Together longer than the longest text SQLite makes (1 GB); one by one they are not.
-        return [read_row(row) for row in connection.execute(f"SELECT {columns} FROM {source}", parameters)]
+        # Together longer than the longest text that the database makes (1 GB); one by one they are not.
+        with around():
+            return [read_row(row) for row in connection.execute(f"SELECT {columns} FROM {source}", parameters)]
     return packed_rows(text)
 
 
@@ -274,8 +284,7 @@ def fetch_orphans(
     living = sorted({HELD, *live_owners})
     above, below = ["", *(each + _JUST_ABOVE for each in living)], [*living, None]
     wanted = {"above": json.dumps(above), "below": json.dumps(below), "after": after, "limit": limit}
-    with connection.by_indexes():
-        return task_rows(connection, _ORPHANS, wanted, SUMMARY if is_summary else _TASK)
+    return task_rows(connection, _ORPHANS, wanted, SUMMARY if is_summary else _TASK, connection.by_indexes)
 
 
 _EXPIRED: Final = """
