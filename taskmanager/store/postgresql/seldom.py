@@ -56,5 +56,6 @@ class Seldom:
     def take_missed(self) -> bool:
         """Return, once, whether somebody has done without it, and it may be asked now. From any thread."""
         is_missed = self._is_missed and self.is_due()
-        self._is_missed = self._is_missed and not is_missed
+        if is_missed:
+            self._is_missed = False
         return is_missed
