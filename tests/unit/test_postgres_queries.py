@@ -13,7 +13,8 @@ from taskmanager.store.postgresql.expired import EXPIRED, WHOLE_S, Expired
 from taskmanager.store.postgresql.floors import LATE_US
 from taskmanager.store.postgresql.session import PostgresSession
 from taskmanager.store.sql import queries
-from tests.contract.rows import ME, OTHER, task
+from taskmanager.store.sql.claims import claim
+from tests.contract.rows import ME, OTHER, task, wants
 from tests.unit.postgres_sessions import Connected, StillClock, other, pages_read, session
 
 __all__ = ["other", "session"]  # fixtures
@@ -143,6 +144,26 @@ def test_postgres_rows_too_large_for_one_text_are_read_one_by_one(session: Conne
     assert [row.task_id for row in reading._expired.look(full, NOW, 9)] == ["late"]
     assert full.refused == 3
     assert not reading.in_transaction
+
+
+def test_postgres_claim_of_rows_too_large_for_one_text_takes_fewer(
+    session: Connected, reading: PostgresSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a queue with a thousand large tasks would stand still."""
+    session.put(*(task(f"t{number:02}") for number in range(20)))
+    execute, asked = reading.execute, []
+
+    def full(sql: str, values: Any = ()) -> Any:
+        if "json_group_array(row)" in sql:
+            asked.append(values["limit"])
+            if values["limit"] > 2:
+                return execute("SELECT repeat('x', 2000000000)")
+        return execute(sql, values)
+
+    monkeypatch.setattr(reading, "execute", full)
+    assert [row.task_id for row in claim(reading, wants(now=NOW, limit=100))] == ["t00"]
+    assert asked == [100, 12, 1]
+    assert [row.task_id for row in claim(reading, wants(now=NOW, limit=2))] == ["t01", "t02"]
 
 
 def test_postgres_expired_rows_are_all_looked_for_where_that_is_fast(

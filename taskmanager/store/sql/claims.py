@@ -164,6 +164,10 @@ def claim(
             noted.note_claimed(claimed, request.now)
     except _MustBeAlone:
         return claim(connection, request, counting, is_beside=False)
+    except connection.too_large:  # together longer than the longest text (1 GB); the rest is found by the next look
+        if request.limit == 1:
+            raise
+        return claim(connection, request._replace(limit=request.limit // 8 or 1), counting, is_beside=is_beside)
     return sorted(claimed, key=lambda row: (row.priority, row.enqueued_at, row.task_id))
 
 
