@@ -24,13 +24,16 @@ class ResultCodec:
     `TaskResult[X]`.
     """
 
-    __slots__ = ("_codec", "_stored", "_task_name")
+    __slots__ = ("_codec", "_stored", "_task_name", "of_none")
 
     def __init__(self, fn: Callable[..., Any], *, task_name: str, codec: Codec | None = None) -> None:
         hints = resolve(fn, task_name=task_name, wanted=("return",))
-        self._task_name = task_name
-        self._codec = codec
-        self._stored = StoredType(_value_annotation(hints.get("return", Any), task_name))
+        self._store(StoredType(_value_annotation(hints.get("return", Any), task_name)), task_name, codec)
+
+    def _store(self, stored: StoredType, task_name: str, codec: Codec | None) -> None:
+        self._task_name, self._codec, self._stored = task_name, codec, stored
+        self.of_none = _OK_NONE if codec is None and NoneType in stored.scalars else None
+        """The stored form of None, where that is the same for all tasks."""
 
     @property
     def is_sealed(self) -> bool:
@@ -51,7 +54,7 @@ class ResultCodec:
     def of_type(self, hint: Any, *, task_name: str) -> "ResultCodec":
         """Return the codec of values of this type, which are stored as results of this one are."""
         found = object.__new__(ResultCodec)
-        found._task_name, found._codec, found._stored = task_name, self._codec, StoredType(hint)
+        found._store(StoredType(hint), task_name, self._codec)
         return found
 
     def check_type(self) -> None:
@@ -66,8 +69,8 @@ class ResultCodec:
 
         Raises `ArgumentError` when it does not provably come back equal in value and type, or is too large.
         """
-        if value is None and self._codec is None and NoneType in self._stored.scalars:
-            return _OK_NONE
+        if value is None and self.of_none is not None:
+            return self.of_none
         data = self._stored.encode(value)
         if isinstance(data, Refusal):
             hint = "; annotate the return type" if data.wants_annotation and self._stored.is_untyped else ""
@@ -110,9 +113,8 @@ def encode_event(name: str, value: Any, codec: Codec | None) -> str:
     Raises `ArgumentError` when it does not provably come back equal, or is too large.
     """
     by_class = object.__new__(ResultCodec)
-    by_class._task_name, by_class._codec, by_class._stored = f"event {name}", codec, _UNTYPED
-    if isinstance(_UNTYPED.encode(value), Refusal):
-        by_class._stored = StoredType(type(value))
+    stored = StoredType(type(value)) if isinstance(_UNTYPED.encode(value), Refusal) else _UNTYPED
+    by_class._store(stored, f"event {name}", codec)
     return by_class.encode_ok(value)
 
 

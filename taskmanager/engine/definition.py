@@ -48,9 +48,12 @@ class Definition:
     options_text: str = field(init=False)
     encode_arguments: Callable[[tuple[Any, ...], dict[str, Any]], tuple[str, str]] = field(init=False)
     encode_result: Callable[[Any], str] = field(init=False)
+    result_of_none: str | None = field(init=False)
+    """What most tasks return, as it is stored."""
 
     def __post_init__(self) -> None:
         self.encode_arguments, self.encode_result = self.arguments.encode, self.results.encode_ok
+        self.result_of_none = self.results.of_none
         self.is_async = is_async(self.fn)
         self.options_text = self.options_for(self.timeout_s)
 

@@ -24,6 +24,7 @@ from taskmanager.engine.child import ChildCall, ChildReply, Heard, Levels, end_i
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.loops import Host, let_loop_close
 from taskmanager.engine.outcome import Outcome, words_of
+from taskmanager.model.gil import Lending
 from taskmanager.model.logger import logger
 from taskmanager.model.states import Lane
 
@@ -61,6 +62,7 @@ class ThreadLane:
         self._on_outlived: Callable[[], None] | None = None
         self._executing: set[asyncio.Future[Ended]] = set()
         """The futures of jobs whose code has not ended."""
+        self._lending = Lending.fairly(self._executing.__len__)
 
     def submit(self, call: Callable[[], Any], context: Context) -> "asyncio.Future[Ended]":
         """Run `call` in a thread. The future gets its end. Cancelling the future does not stop the thread.
@@ -75,6 +77,7 @@ class ThreadLane:
                 self._start_thread()
             self._executing.add(future)
         self._jobs.put(partial(self._do, call, context, future))
+        self._lending.begin(self._loop)
         return future
 
     def _start_thread(self) -> None:

@@ -23,6 +23,7 @@ from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.outbox import Sent
 from taskmanager.engine.outcome import comes_from_signal, name_of
 from taskmanager.engine.untold import Untold
+from taskmanager.model.gil import Lending
 from taskmanager.model.hooks import EventKind, Hooks, Listener, TaskEvent
 from taskmanager.model.logger import logger
 from taskmanager.model.record import (
@@ -107,6 +108,7 @@ class Listeners:
         self._ring = threading.Event()
         self._thread: threading.Thread | None = None
         self._thread_over: asyncio.Future[None] = self._loop.create_future()
+        self._lending = Lending.fairly(self._has_work)
         self._is_closing = self._is_over = False
         self.look()
 
@@ -355,6 +357,10 @@ class Listeners:
                 return
             self._thread = thread
         self._ring.set()
+        self._lending.begin(self._loop)
+
+    def _has_work(self) -> bool:
+        return not self._is_over and any(ear.waiting and not ear.is_async for ear in list(self._ears.values()))
 
     def _work(self) -> None:
         ears = self._ears

@@ -126,7 +126,8 @@ class Settlement:
         now, definition = self._now_us(), live.definition
         live.succeed(value, now)
         try:
-            live.result_text = definition.encode_result(value)
+            known = definition.result_of_none if value is None else None
+            live.result_text = definition.encode_result(value) if known is None else known
         except BaseException as exc:  # noqa: BLE001  # the application's
             why = definition.why_not(exc, "the result cannot be stored")
             self._tell_not_stored(definition, why)

@@ -19,6 +19,7 @@ from typing import Final
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.phases import DELAYED
 from taskmanager.model.clock import SECOND_US, Clock, SystemClock
+from taskmanager.model.gil import lend
 from taskmanager.model.ids import set_ids_ahead
 from taskmanager.model.logger import logger
 from taskmanager.rules.ready import DelayedQueue
@@ -91,6 +92,7 @@ class StallWatch:
 
     def _beat(self) -> None:
         self.beat_count += 1
+        lend()
         self._observe()
         self.start()
 

@@ -20,6 +20,7 @@ from taskmanager.engine.timers import Alarm, StallWatch
 from taskmanager.engine.write_watch import WriteWatch
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import ConfigurationError
+from taskmanager.model.gil import Lending
 
 LANE_PATIENCE_S: Final = 10.0
 """Real seconds for which time stands still for a lane without news, so that a hanging thread hangs no test."""
@@ -220,7 +221,7 @@ def _is_routine(handle: Any) -> bool:
     looks that did not fail, the claimer waits for an event with a timeout, and does not sleep.
     """
     owner = getattr(handle._callback, "__self__", None)
-    if isinstance(owner, Alarm | DueTime | WriteWatch | StallWatch):
+    if isinstance(owner, Alarm | DueTime | WriteWatch | StallWatch | Lending):
         return True
     is_timeout = isinstance(owner, asyncio.Timeout)
     task = getattr(owner, "_task", None) if is_timeout else _sleeper(handle)

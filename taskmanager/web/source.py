@@ -25,6 +25,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.manager import TaskManager
 from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.gil import LendingUntil
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.place import Place
 from taskmanager.store.protocol import Store
@@ -59,6 +60,7 @@ class Source:
         """Begin with what belongs to this process alone."""
         self._pid = os.getpid()
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="taskmanager-web")
+        self._lending = LendingUntil()
         self._shared: dict[Hashable, tuple[float, asyncio.Task[Any]]] = {}
         self._traces: Hashable = None
         self._same_since_s = self.clock.elapsed_s()
@@ -103,7 +105,7 @@ class Source:
         """Do something that may wait for a disk or a server, in a thread."""
         if self._pid != os.getpid():
             self._begin()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+        return await self._lending.until(asyncio.get_running_loop().run_in_executor(self._threads, work, *args))
 
     def _read(self, work: Callable[[Session], R]) -> R:
         if self.place is None:

@@ -123,6 +123,7 @@ def fork():
 async def main():
     if holder == "a manager":
         async with manager:
+            await asyncio.sleep(0.5)  # a thread that is in the middle of SQLite would leave its locks to the child
             fork()
     elif holder == "a store":
         store = await hold()

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar, TypeVarTuple
 import psycopg
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.gil import LendingUntil
 from taskmanager.model.wording import MORE_THREADS
 from taskmanager.store.postgresql.address import KEEPALIVES, Address
 from taskmanager.store.postgresql.faults import has_lost_connection, is_gone, is_repeated, is_stale, translate
@@ -134,6 +135,7 @@ class Connection:
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self._is_closed = False
+        self._lending = LendingUntil()
         self.origin: Origin | None = None
         """Where the session leads that was opened last."""
         self.expected: Origin | None = None
@@ -252,7 +254,7 @@ class Connection:
         """Run `work(session, *args)` in the connection's thread, to its end even when the caller is cancelled."""
         if not self.has_thread:
             return self.call(work, *args)
-        return await self._begin(asyncio.get_running_loop(), work, *args)
+        return await self._lending.until(self._begin(asyncio.get_running_loop(), work, *args))
 
     def begin(
         self, loop: asyncio.AbstractEventLoop, work: Callable[[PostgresSession, *Ts], R], *args: *Ts

@@ -17,6 +17,7 @@ from aiosqlite.core import _STOP_RUNNING_SENTINEL as _STOP
 from aiosqlite.core import set_exception, set_result
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.gil import LendingUntil
 from taskmanager.model.wording import MORE_THREADS, remedy
 from taskmanager.store.sql.rows import text_of
 from taskmanager.store.sqlite.files import IS_FORKED, FileConnection, open_existing
@@ -88,10 +89,15 @@ def translated(path: str) -> Iterator[None]:
     """Translate the errors of statements on a database that has been opened and read."""
     try:
         yield
-    except sqlite3.Error as error:
-        raise translate(path, error, was_well=True) from error
-    except (OverflowError, UnicodeEncodeError) as error:
-        raise StoreError(f"{path} cannot hold that value: {error}") from error
+    except SqliteSession.faults as error:
+        raise of_statement(path, error) from error
+
+
+def of_statement(path: str, error: Exception) -> StoreError:
+    """Return what a statement on a database that has been opened and read has raised, as an error of ours."""
+    if isinstance(error, sqlite3.Error):
+        return translate(path, error, was_well=True)
+    return StoreError(f"{path} cannot hold that value: {error}")
 
 
 class Threaded(aiosqlite.Connection):
@@ -174,12 +180,13 @@ def _work_once(future: _Future | None, function: Callable[[], Any]) -> bool:
 class Connection:
     """One connection, used by whole functions only: in its own thread, or, where there is none, in the caller's."""
 
-    __slots__ = ("_inner", "_is_closed", "_path", "_raw")
+    __slots__ = ("_inner", "_is_closed", "_lending", "_path", "_raw")
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._raw: FileConnection | None = None
         self._is_closed = False
+        self._lending = LendingUntil()
         self._inner = Threaded(partial(self._make, BUSY_TIMEOUT_S))
 
     def __repr__(self) -> str:
@@ -226,10 +233,12 @@ class Connection:
         assert self._raw is not None
         if self._raw.is_inherited:
             raise StoreError(f"{self._path} {IS_FORKED}; return the work to the parent process")
-        with translated(self._path):
-            if not self.has_thread:
+        try:  # written out: each commit would pay for another coroutine, and for a context manager
+            if not self._inner.has_thread:
                 return work(self._raw, *args)
-            return await self._inner.begin(asyncio.get_running_loop(), work, *args)
+            return await self._lending.until(self._inner.begin(asyncio.get_running_loop(), work, *args))
+        except SqliteSession.faults as error:
+            raise of_statement(self._path, error) from error
 
     def begin(
         self, loop: asyncio.AbstractEventLoop, work: Callable[[SqliteSession, *Ts], R], *args: *Ts
@@ -244,7 +253,7 @@ class Connection:
 
     async def _finish(self, result: "asyncio.Future[R]") -> R:
         with translated(self._path):
-            return await result
+            return await self._lending.until(result)
 
     async def close(self) -> None:
         """Close it and end its thread. An inherited connection is only forgotten."""

@@ -169,7 +169,9 @@ class SqliteStore(Verbs):
             with suppress(StoreError):  # what is moved into the file makes room in the log
                 await self.checkpoint()
         try:
-            return await self._in_writer(work, *args)
+            if self._writer is None:
+                raise_not_open(self.path)
+            return await self._writer.hop(work, *args)
         except StoreUnavailable as exc:
             self._had_no_room = self._had_no_room or has_no_room(exc)
             raise

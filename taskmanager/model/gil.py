@@ -1,0 +1,76 @@
+"""The interpreter lock (GIL), which an event loop that is never idle must lend to threads.
+
+A thread that waits for the lock asks for it after 5 ms in which nobody has given it away. An event loop gives it away
+in each of its turns, to look for events. Where some wait already, that takes a microsecond: too little for the thread
+to wake up and take the lock, and enough for its 5 ms to begin anew. So beside a loop that is busy in turns of 1 ms, a
+thread may wait for seconds, each time; and one commit needs the lock ten times.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+EVERY_S: Final = 0.001
+"""How often the lock is lent to a thread that needs it for moments only."""
+MOMENT_S: Final = 0.0001
+"""Long enough for a thread to wake up."""
+R = TypeVar("R")
+
+
+def lend() -> None:
+    """Let a thread that waits for the lock take it."""
+    time.sleep(MOMENT_S)
+
+
+class Lending:
+    """Lends the lock to threads for as long as they are at work."""
+
+    __slots__ = ("_every_s", "_is_at_work", "_loop")
+
+    def __init__(self, is_at_work: Callable[[], object], every_s: float = EVERY_S) -> None:
+        self._is_at_work = is_at_work
+        self._every_s = every_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @classmethod
+    def fairly(cls, is_at_work: Callable[[], object]) -> "Lending":
+        """To threads that may keep it for long: as often as if the loop never gave it away."""
+        return cls(is_at_work, sys.getswitchinterval())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} every {self._every_s} s, {'idle' if self._loop is None else 'at work'}>"
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """They have got work. To be called on the loop."""
+        if self._loop is not loop:
+            self._loop = loop
+            loop.call_later(self._every_s, self._lend, loop)
+
+    def _lend(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._is_at_work():
+            lend()
+            loop.call_later(self._every_s, self._lend, loop)
+        elif self._loop is loop:
+            self._loop = None
+
+
+class LendingUntil(Lending):
+    """Lends the lock until the threads have done what they were asked for."""
+
+    __slots__ = ("_asked",)
+
+    def __init__(self) -> None:
+        self._asked: set[asyncio.Future[Any]] = set()
+        super().__init__(self._asked.__len__)
+
+    def until(self, done: "asyncio.Future[R]") -> "asyncio.Future[R]":
+        """A thread will do this for the loop of the future."""
+        loop = done.get_loop()
+        if self._loop is not loop:
+            self._asked.clear()  # another loop may have been closed before it heard
+        self._asked.add(done)
+        done.add_done_callback(self._asked.discard)
+        self.begin(loop)
+        return done

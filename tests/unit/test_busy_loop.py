@@ -1,0 +1,103 @@
+"""Threads get the interpreter lock beside a loop that is never idle.
+
+Without that each of these waits for thousands of turns, and some for tens of thousands.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from taskmanager import TaskManager
+
+pytestmark = pytest.mark.anyio
+
+TURN_S = 0.0005
+"""Shorter than what a thread waits before it asks for the lock."""
+TIMES = 10
+MOST_TURNS = 2_000
+
+
+class TooManyTurns(Exception):
+    """The thread did not get through."""
+
+
+@asynccontextmanager
+async def busy_loop() -> AsyncIterator[None]:
+    """A loop that always has something to do. The body is given up after so many turns."""
+
+    async def work() -> None:
+        for _ in range(MOST_TURNS):
+            end = time.perf_counter() + TURN_S
+            while time.perf_counter() < end:
+                pass
+            await asyncio.sleep(0)
+        raise TooManyTurns
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            working = group.create_task(work())
+            yield
+            working.cancel()
+    except* TooManyTurns:
+        pytest.fail(f"not done after {MOST_TURNS} turns of the loop")
+
+
+@pytest.fixture(params=["file", "server"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where the tasks live."""
+    if request.param == "file":
+        return str(tmp_path / "tasks.db")
+    return str(request.getfixturevalue("schema_url"))
+
+
+async def test_commit_gets_through_beside_a_busy_loop(database: str) -> None:
+    manager = TaskManager(database)
+
+    @manager.task(persist=True)
+    async def kept() -> None: ...
+
+    async with manager, busy_loop():
+        for _ in range(TIMES):
+            await kept.enqueue().saved()
+
+
+async def test_records_are_read_beside_a_busy_loop(database: str) -> None:
+    manager = TaskManager(database)
+    async with manager, busy_loop():
+        for _ in range(TIMES):
+            assert await manager.get("no such task") is None
+
+
+async def test_thread_of_a_task_gets_through_beside_a_busy_loop(tmp_path: Path) -> None:
+    manager = TaskManager(tmp_path / "tasks.db")
+
+    @manager.task
+    def add() -> int:
+        return sum(range(10_000))
+
+    async with manager, busy_loop():
+        for _ in range(TIMES):
+            assert await add.enqueue() == 49_995_000
+
+
+async def test_listener_in_its_thread_hears_beside_a_busy_loop(tmp_path: Path) -> None:
+    manager = TaskManager(tmp_path / "tasks.db")
+    heard = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @manager.on("completed")
+    def hear(event: object) -> None:
+        loop.call_soon_threadsafe(heard.set)
+
+    @manager.task
+    async def nothing() -> None: ...
+
+    async with manager, busy_loop():
+        for _ in range(TIMES):
+            nothing.enqueue()
+            await heard.wait()
+            heard.clear()
