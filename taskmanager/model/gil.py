@@ -16,6 +16,8 @@ EVERY_S: Final = 0.001
 """How often the lock is lent to a thread that needs it for moments only."""
 MOMENT_S: Final = 0.0001
 """Long enough for a thread to wake up."""
+BUSY: Final = 0.5
+"""A loop that has worked for this part of a while is busy. In the rest of it, its threads got the lock."""
 R = TypeVar("R")
 
 
@@ -46,14 +48,20 @@ class Lending:
         """They have got work. To be called on the loop."""
         if self._loop is not loop:
             self._loop = loop
-            loop.call_later(self._every_s, self._lend, loop)
+            self._look_again(loop, self._every_s)
 
-    def _lend(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._is_at_work():
+    def _look_again(self, loop: asyncio.AbstractEventLoop, after_s: float) -> None:
+        loop.call_later(after_s, self._look, loop, after_s, time.thread_time())
+
+    def _look(self, loop: asyncio.AbstractEventLoop, waited_s: float, used_s: float) -> None:
+        if not self._is_at_work():
+            if self._loop is loop:
+                self._loop = None
+        elif time.thread_time() - used_s > waited_s * BUSY:
             lend()
-            loop.call_later(self._every_s, self._lend, loop)
-        elif self._loop is loop:
-            self._loop = None
+            self._look_again(loop, self._every_s)
+        else:
+            self._look_again(loop, waited_s * 2)
 
 
 class LendingUntil(Lending):
