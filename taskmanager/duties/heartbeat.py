@@ -14,6 +14,7 @@ from typing import Final
 from taskmanager.duties.visibility import Visibility
 from taskmanager.engine.engine import Engine
 from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.gil import at_work
 from taskmanager.model.logger import logger
 from taskmanager.model.wording import MORE_THREADS
 from taskmanager.store.protocol import Beat, Beater
@@ -136,7 +137,9 @@ class Heartbeat:
 
     def _goes_on(self, beater: Beater, on_loop_closed: Callable[[], bool]) -> bool:
         """One round, and whether there is a next one: not once the loop was closed, and that was told."""
-        if self._survives(beater):
+        with at_work():
+            is_open = self._survives(beater)
+        if is_open:
             return self._loop_thread.is_alive() or self.outlives_loop or self._inbox.is_loop_closed()
         try:
             is_told = on_loop_closed()

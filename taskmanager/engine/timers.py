@@ -19,7 +19,7 @@ from typing import Final
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.phases import DELAYED
 from taskmanager.model.clock import SECOND_US, Clock, SystemClock
-from taskmanager.model.gil import lend
+from taskmanager.model.gil import Lending, any_at_work, lend
 from taskmanager.model.ids import set_ids_ahead
 from taskmanager.model.logger import logger
 from taskmanager.rules.ready import DelayedQueue
@@ -55,6 +55,7 @@ class StallWatch:
         self._lost_s = 0.0
         self._expected = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._lending = Lending(any_at_work)
         self.beat_count = 0
         """Read by other threads: while it grows, the loop runs."""
 
@@ -92,7 +93,8 @@ class StallWatch:
 
     def _beat(self) -> None:
         self.beat_count += 1
-        lend()
+        lend()  # to a thread that has not even been able to say that it is at work
+        self._lending.begin(self._loop)
         self._observe()
         self.start()
 

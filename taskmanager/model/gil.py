@@ -8,8 +8,10 @@ thread may wait for seconds, each time; and one commit needs the lock ten times.
 
 import asyncio
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 EVERY_S: Final = 0.001
@@ -20,10 +22,28 @@ BUSY: Final = 0.5
 """A loop that has worked for this part of a while is busy. In the rest of it, its threads got the lock."""
 R = TypeVar("R")
 
+_at_work: Final[set[threading.Thread]] = set()
+
 
 def lend() -> None:
     """Let a thread that waits for the lock take it."""
     time.sleep(MOMENT_S)
+
+
+@contextmanager
+def at_work() -> Iterator[None]:
+    """Say that this thread has something to do, for which nobody on a loop waits."""
+    thread = threading.current_thread()
+    _at_work.add(thread)
+    try:
+        yield
+    finally:
+        _at_work.discard(thread)
+
+
+def any_at_work() -> bool:
+    """Return whether a thread has said so. After a fork those of the parent process are not alive."""
+    return any(each.is_alive() for each in tuple(_at_work))
 
 
 class Lending:

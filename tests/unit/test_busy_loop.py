@@ -4,6 +4,7 @@ Without that each of these waits for thousands of turns, and some for tens of th
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from taskmanager import TaskManager
+from taskmanager.model.gil import at_work
 
 pytestmark = pytest.mark.anyio
 
 TURN_S = 0.0005
 """Shorter than what a thread waits before it asks for the lock."""
 TIMES = 10
-MOST_TURNS = 2_000
+MOST_TURNS = 4_000
 
 
 class TooManyTurns(Exception):
@@ -101,3 +103,19 @@ async def test_listener_in_its_thread_hears_beside_a_busy_loop(tmp_path: Path) -
             nothing.enqueue()
             await heard.wait()
             heard.clear()
+
+
+async def test_thread_that_says_it_is_at_work_gets_through_beside_a_busy_loop(tmp_path: Path) -> None:
+    """So do the heartbeat, and the session that shows to other hosts that this instance lives."""
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def work() -> None:
+        with at_work():
+            for _ in range(200):
+                time.sleep(0.0001)  # gives the lock away, and needs it again
+        loop.call_soon_threadsafe(over.set)
+
+    async with TaskManager(tmp_path / "tasks.db"), busy_loop():
+        threading.Thread(target=work).start()
+        await over.wait()

@@ -26,6 +26,7 @@ import psycopg
 
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreUnavailable
+from taskmanager.model.gil import at_work
 from taskmanager.model.logger import logger
 from taskmanager.model.wording import MORE_THREADS
 from taskmanager.store.postgresql.bell import Bell
@@ -348,7 +349,8 @@ class Watch:
     def _try(self, session: WatchSession, work: Callable[[WatchSession], None]) -> None:
         """Do it. What the server refuses, because a table is locked or its queue is full, ends no session."""
         try:
-            work(session)
+            with at_work():
+                work(session)
         except psycopg.Error as exc:
             if session.is_over:
                 raise
