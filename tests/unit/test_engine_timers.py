@@ -511,7 +511,10 @@ async def test_the_latest_heartbeat_is_the_one_written_last(tmp_path: Path) -> N
 def test_a_stall_is_lost_time_once_whoever_asks_how_often() -> None:
     """First by somebody who asks before the late beat has come, then by the beat itself."""
     now_s = 100.0
-    loop: Any = SimpleNamespace(time=lambda: now_s, call_at=lambda at, beat: SimpleNamespace(cancel=lambda: None))
+    timer = SimpleNamespace(cancel=lambda: None)
+    loop: Any = SimpleNamespace(
+        time=lambda: now_s, call_at=lambda at, beat: timer, call_later=lambda after_s, work, *args: timer
+    )
     stall = StallWatch(loop)
     stall.start()
     began_s = stall.running_s()
