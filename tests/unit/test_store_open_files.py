@@ -123,7 +123,6 @@ def fork():
 async def main():
     if holder == "a manager":
         async with manager:
-            await asyncio.sleep(0.5)  # a thread that is in the middle of SQLite would leave its locks to the child
             fork()
     elif holder == "a store":
         store = await hold()
@@ -194,6 +193,48 @@ def test_no_road_leads_a_forked_child_to_a_file_that_was_open(tmp_path: Path, ho
     found = children_of(tmp_path / "tasks.db", holder)
     assert len(found) == 15
     assert set(found.values()) == {"refused"}, found
+
+
+# Forks again and again while a thread writes, and uses SQLite in each child, for something of its own.
+FORKS = """
+import asyncio, os, signal, sqlite3, sys
+from taskmanager import TaskManager
+
+manager = TaskManager(sys.argv[1])
+
+@manager.task(persist=True)
+async def job() -> None: ...
+
+def fork():
+    if (child := os.fork()) == 0:
+        signal.alarm(20)  # ends a child that waits for ever
+        sqlite3.connect(":memory:").execute("CREATE TABLE mine (number)")
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+async def main():
+    async with manager:
+        for _ in range(20):
+            for _ in range(300):
+                job.enqueue()
+            await asyncio.sleep(0.012)  # the thread is at it
+            assert fork() == 0, "a child was not able to use SQLite"
+
+asyncio.run(main())
+"""
+
+
+@needs_fork
+def test_forked_child_can_use_sqlite_for_files_of_its_own(tmp_path: Path) -> None:
+    """SQLite has locks that all its connections share. A thread that held one at the fork is not there in the child."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKS, str(tmp_path / "tasks.db")],
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 @needs_fork

@@ -9,6 +9,7 @@ from taskmanager.store.protocol import Beat
 from taskmanager.store.sql.instances import BEAT
 from taskmanager.store.sqlite.connection import translate
 from taskmanager.store.sqlite.files import Files, open_existing
+from taskmanager.store.sqlite.forks import new_guard
 from taskmanager.store.sqlite.session import BUSY_TIMEOUT_S, SqliteSession, primary_code
 
 
@@ -23,6 +24,7 @@ class SqliteBeater:
     def __init__(self, path: str, files: Callable[[], Files | None]) -> None:
         self._path = path
         self._files = files
+        self._in_use = new_guard()
         self._connection: SqliteSession | None = None
         self._connected_to: Files | None = None
 
@@ -39,9 +41,10 @@ class SqliteBeater:
         if self._connection is None and not self._is_whole():
             raise StoreUnavailable(f"{self._path} or its log was deleted or replaced; the store makes it anew")
         try:
-            connection = self._opened()
-            with connection.transaction():
-                connection.executemany(BEAT, beats)
+            with self._in_use:
+                connection = self._opened()
+                with connection.transaction():
+                    connection.executemany(BEAT, beats)
         except sqlite3.Error as exc:
             if primary_code(exc) != sqlite3.SQLITE_BUSY:
                 self.close()
@@ -67,4 +70,5 @@ class SqliteBeater:
         """Close the connection, if there is one."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close()
+            with self._in_use:
+                connection.close()

@@ -21,6 +21,7 @@ from taskmanager.model.gil import LendingUntil
 from taskmanager.model.wording import MORE_THREADS, remedy
 from taskmanager.store.sql.rows import text_of
 from taskmanager.store.sqlite.files import IS_FORKED, FileConnection, open_existing
+from taskmanager.store.sqlite.forks import new_guard
 from taskmanager.store.sqlite.session import BUSY_TIMEOUT_S, SqliteSession, primary_code
 
 Synchronous = Literal["full", "normal"]
@@ -113,7 +114,9 @@ class Threaded(aiosqlite.Connection):
         super().__init__(connector, iter_chunk_size=1)  # no statement is iterated
         # Not awaited at the interpreter's exit: a store that nobody closed must not hold it up, and threads that are no
         # daemons are joined before any exit hook could end them.
-        self._thread = threading.Thread(target=_work, args=(self._tx,), name="taskmanager-store", daemon=True)
+        self._thread = threading.Thread(
+            target=_work, args=(self._tx, new_guard()), name="taskmanager-store", daemon=True
+        )
 
     def __del__(self) -> None:
         """End what was collected with a loop that was closed in the middle of a start. aiosqlite would warn of that."""
@@ -157,16 +160,17 @@ class Threaded(aiosqlite.Connection):
         return _STOP
 
 
-def _work(queue: _Queue) -> None:
-    while _work_once(*queue.get()):
+def _work(queue: _Queue, guard: "threading.RLock") -> None:
+    while _work_once(guard, *queue.get()):
         pass  # what was done is forgotten here, with the frame that did it
 
 
-def _work_once(future: _Future | None, function: Callable[[], Any]) -> bool:
+def _work_once(guard: "threading.RLock", future: _Future | None, function: Callable[[], Any]) -> bool:
     """Do it, and tell its loop. Return False when there is no more to do."""
     tell: Callable[[_Future, Any], None] = set_result
     try:
-        found = function()
+        with guard:
+            found = function()
     except BaseException as error:  # noqa: BLE001  # raised where it is awaited
         tell, found = set_exception, error
     if future is not None:

@@ -17,6 +17,7 @@ from taskmanager.store.place import READ_PATIENCE_S
 from taskmanager.store.sql.rows import text_of
 from taskmanager.store.sqlite.connection import check_sqlite_version, translate
 from taskmanager.store.sqlite.files import check_process, open_existing
+from taskmanager.store.sqlite.forks import new_guard
 from taskmanager.store.sqlite.schema import check_is_ours, check_version
 from taskmanager.store.sqlite.session import SqliteSession, primary_code
 
@@ -42,7 +43,7 @@ def open_read_only(
     target = Path(path)
     _check_file(target)
     try:
-        with closing(_connect(target, patience_s)) as connection:
+        with new_guard(), closing(_connect(target, patience_s)) as connection:
             (check_is_ours if is_any_version else check_version)(connection, str(target))
             yield connection
     except sqlite3.Error as error:
