@@ -38,8 +38,8 @@ class UnsavedEnded(Mapping[str, LiveTask]):
         self.numbers: dict[PlainCall, int] = {}
         self.calls: list[PlainCall] = []
         """By their numbers."""
-        self.of_ordinary: dict[Definition, int] = {}
-        """The numbers of those calls that differ in nothing from their definitions."""
+        self.of_ordinary: dict[tuple[Definition, str, int], int] = {}
+        """The numbers of those calls of ordinary tasks, by definition, queue and priority."""
         self._definitions: list[Definition] = []
         """By the same."""
         self._find = find

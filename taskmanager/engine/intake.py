@@ -126,7 +126,7 @@ class Intake:
         if definition.is_persisted:
             live.args_text, live.kwargs_text = arguments.encode(args, kwargs)
         else:
-            live.is_ordinary = options is NO_OPTIONS or options.has_only_tags
+            live.is_ordinary = options is NO_OPTIONS or options.is_ordinary
             live.call_args, live.call_kwargs = args, kwargs or None  # an empty one takes 64 bytes a task
             if not arguments.is_plain(args, kwargs):
                 live.args_text, live.kwargs_text = definition.stored_arguments(args, kwargs)

@@ -173,7 +173,7 @@ class LiveTask:
     call_args: tuple[Any, ...] | None
     call_kwargs: dict[str, Any] | None
     is_ordinary: bool
-    """Memory-only, and called without options other than tags: it may start as soon as there is a slot."""
+    """Memory-only, and called with no options but tags, queue and priority: it may start as soon as there is a slot."""
     encodes_later: bool
     """The arguments are immutable scalars of a memory-only task: their stored form is made when it is asked for."""
     context: Context | None

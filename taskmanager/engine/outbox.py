@@ -220,11 +220,12 @@ class Outbox:
     def record_ordinary(self, live: LiveTask) -> None:
         """The same of a task to which nothing unusual was done (see `LiveTask.is_ordinary`), in its first run."""
         ended = self.unsaved_ended
-        number = ended.of_ordinary.get(live.definition)
+        what = live.definition, live.queue_name, live.priority
+        number = ended.of_ordinary.get(what)
         if number is None:
             self.record(live, write := write_of(live, None))
             if type(write) is HistoryWrite:
-                ended.of_ordinary[live.definition] = ended.numbers[write[1]]
+                ended.of_ordinary[what] = ended.numbers[write[1]]
             return
         if live.encodes_later:
             live.store_arguments()

@@ -19,10 +19,10 @@ class CallOptions:
     tags_text: str | None = None
 
     @property
-    def has_only_tags(self) -> bool:
-        """Whether the call asks for nothing that decides when and how its task runs."""
-        decisive = self.delay_s, self.run_at_us, self.good_until_us, self.priority, self.queue_name, self.timeout_s
-        return decisive == _NOTHING and self.idempotency_key is None
+    def is_ordinary(self) -> bool:
+        """Whether the task may start as soon as there is a slot, and runs as its definition says."""
+        decisive = self.delay_s, self.run_at_us, self.good_until_us, self.timeout_s, self.idempotency_key
+        return decisive == _NOTHING
 
     def fault_in_many_calls(self, what: str, task_name: str) -> str | None:
         """Return what is wrong with these options for `what` enqueues the task again and again, or None."""
@@ -35,5 +35,5 @@ class CallOptions:
         )
 
 
-_NOTHING: Final = (None,) * 6
+_NOTHING: Final = (None,) * 5
 NO_OPTIONS: Final = CallOptions()

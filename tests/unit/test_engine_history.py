@@ -92,3 +92,23 @@ async def test_value_that_cannot_be_stored_is_there_until_the_record_is_written(
             assert [each.attempt for each in found.attempts or ()] == [1]
         await manager.flush()
         assert (await manager.handle(task_id).result()).err_value.error_code == "RESULT_NOT_AVAILABLE"
+
+
+async def test_record_tells_queue_and_priority_of_each_call(tmp_path: Path) -> None:
+    """What many records have in common is kept once, and calls of one function may differ in these."""
+    manager = TaskManager(tmp_path / "tasks.db")
+
+    @manager.task
+    async def nothing(number: int) -> None: ...
+
+    asked = [(f"queue-{number % 3}", 1 + number % 2) for number in range(600)]
+    async with manager:
+        for number, (queue, priority) in enumerate(asked):
+            nothing.with_options(queue_name=queue, priority=priority).enqueue(number)
+            nothing.enqueue(number)
+        await manager.join()
+    columns = "queue_name, priority, json_extract(args, '$[0]')"
+    with closing(sqlite3.connect(tmp_path / "tasks.db")) as found:
+        rows = found.execute(f"SELECT {columns} FROM taskmanager_tasks").fetchall()
+    expected = [(*each, number) for number, each in enumerate(asked)]
+    assert sorted(rows) == sorted(expected + [("default", 50, number) for number in range(len(asked))])
