@@ -7,9 +7,9 @@ small, and are never too large.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from taskmanager.model.clock import HOUR_US, MINUTE_US, Clock
 from taskmanager.rules.figures import Span, bucket_of_bits
@@ -108,13 +108,20 @@ class Counting:
         now = self._clock.now_us()
         for kind, found in self.timed.items():
             what, first = (COMPLETED, RAN) if kind is sql.SUCCESS else (STARTED, WAITED)
-            for (task, queue, minute, bits), count in found.items():
+            for (task, queue, minute, bits), count in self._under_names(found):
                 self._count(now, task, queue, minute, (what, first + bucket_of_bits(bits)), count)
             found.clear()
-        for (task, queue, began, ended, waited, ran), count in self.runs.items():
+        for (task, queue, began, ended, waited, ran), count in self._under_names(self.runs):
             self._count(now, task, queue, began, (STARTED, WAITED + bucket_of_bits(waited)), count)
             self._count(now, task, queue, ended, (COMPLETED, RAN + bucket_of_bits(ran)), count)
         self.runs.clear()
+
+    def _under_names(self, found: Mapping[tuple[Any, ...], int]) -> Iterable[tuple[tuple[Any, ...], int]]:
+        """Return the same with the names under which it is counted: of thousands of queues most are counted as one."""
+        named: Counter[tuple[Any, ...]] = Counter()
+        for (task, queue, minute, *rest), count in found.items():
+            named[(*self._name(task, queue, minute * MINUTE_US // HOUR_US), minute, *rest)] += count
+        return named.items()
 
     def _count(
         self, now: int, task_name: str, queue_name: str, minute: int, columns: tuple[int, ...], count: int
