@@ -22,6 +22,7 @@ from taskmanager.engine.loops import let_loop_close, result_here
 from taskmanager.engine.settings import Settings
 from taskmanager.lifecycle import CANCEL_GRACE_S
 from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable, TaskManagerError, error_line
+from taskmanager.model.gil import Lending
 from taskmanager.model.logger import logger
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
@@ -292,6 +293,8 @@ class InThread(AbstractContextManager[T]):
             self._over.cancel()
 
     async def _until_left(self) -> None:
+        # The threads of the application have no loop of their own. Beside a busy one of ours they get their share.
+        Lending.fairly(lambda: not self._over.done()).begin(self._loop)
         try:
             async with self._started:
                 self._up.set_result(None)

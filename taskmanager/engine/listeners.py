@@ -109,7 +109,7 @@ class Listeners:
         self._thread: threading.Thread | None = None
         self._thread_over: asyncio.Future[None] = self._loop.create_future()
         self._lending = Lending.fairly(self._has_work)
-        self._is_closing = self._is_over = False
+        self._is_telling = self._is_closing = self._is_over = False
         self.look()
 
     def __repr__(self) -> str:
@@ -360,7 +360,8 @@ class Listeners:
         self._lending.begin(self._loop)
 
     def _has_work(self) -> bool:
-        return not self._is_over and any(ear.waiting and not ear.is_async for ear in list(self._ears.values()))
+        waits = any(ear.waiting and not ear.is_async for ear in list(self._ears.values()))
+        return not self._is_over and (waits or self._is_telling)
 
     def _work(self) -> None:
         ears = self._ears
@@ -368,8 +369,10 @@ class Listeners:
             self._ring.wait()
             self._ring.clear()
             is_last = self._is_closing  # asked first: what came before the close is there by now
+            self._is_telling = True
             while True in [self._tell_slice(ear) for ear in list(ears.values()) if not ear.is_async]:
                 pass
+            self._is_telling = False
             if is_last:
                 break
         with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits

@@ -13,13 +13,14 @@ the instances that used it. Whether that was long ago, or the clock is ahead, is
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.phases import DELAYED
 from taskmanager.model.clock import SECOND_US, Clock, SystemClock
-from taskmanager.model.gil import Lending, any_at_work, lend
+from taskmanager.model.gil import BUSY, Lending, any_at_work, lend
 from taskmanager.model.ids import set_ids_ahead
 from taskmanager.model.logger import logger
 from taskmanager.rules.ready import DelayedQueue
@@ -56,6 +57,7 @@ class StallWatch:
         self._expected = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._lending = Lending(any_at_work)
+        self._used_s = 0.0
         self.beat_count = 0
         """Read by other threads: while it grows, the loop runs."""
 
@@ -93,8 +95,10 @@ class StallWatch:
 
     def _beat(self) -> None:
         self.beat_count += 1
-        lend()  # to a thread that has not even been able to say that it is at work
-        self._lending.begin(self._loop)
+        used_s, self._used_s = self._used_s, time.thread_time()
+        if self._used_s - used_s > BUSY * BEAT_S:
+            lend()  # to a thread that has not even been able to say that it is at work
+            self._lending.begin(self._loop)
         self._observe()
         self.start()
 

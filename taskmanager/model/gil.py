@@ -12,14 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 EVERY_S: Final = 0.001
 """How often the lock is lent to a thread that needs it for moments only."""
 MOMENT_S: Final = 0.0001
 """Long enough for a thread to wake up."""
 BUSY: Final = 0.5
-"""A loop that has worked for this part of a while is busy. In the rest of it, its threads got the lock."""
+"""A loop that has worked for this part of a while is busy. In the rest of it, the threads got the lock."""
+LONGEST_S: Final = 0.05
+"""How seldom, at most, a loop is looked at that is not busy, for it may become so."""
 R = TypeVar("R")
 
 _at_work: Final[set[threading.Thread]] = set()
@@ -67,8 +69,13 @@ class Lending:
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """They have got work. To be called on the loop."""
         if self._loop is not loop:
+            if self._loop is not None:  # that one may have been closed before it heard of an end
+                self._forget()
             self._loop = loop
             self._look_again(loop, self._every_s)
+
+    def _forget(self) -> None:
+        """Forget what was to be done for another loop."""
 
     def _look_again(self, loop: asyncio.AbstractEventLoop, after_s: float) -> None:
         loop.call_later(after_s, self._look, loop, after_s, time.thread_time())
@@ -81,7 +88,7 @@ class Lending:
             lend()
             self._look_again(loop, self._every_s)
         else:
-            self._look_again(loop, waited_s * 2)
+            self._look_again(loop, min(waited_s * 2, LONGEST_S))
 
 
 class LendingUntil(Lending):
@@ -90,15 +97,26 @@ class LendingUntil(Lending):
     __slots__ = ("_asked",)
 
     def __init__(self) -> None:
-        self._asked: set[asyncio.Future[Any]] = set()
+        self._asked: set[object] = set()
         super().__init__(self._asked.__len__)
 
     def until(self, done: "asyncio.Future[R]") -> "asyncio.Future[R]":
         """A thread will do this for the loop of the future."""
-        loop = done.get_loop()
-        if self._loop is not loop:
-            self._asked.clear()  # another loop may have been closed before it heard
+        self.begin(done.get_loop())
         self._asked.add(done)
         done.add_done_callback(self._asked.discard)
-        self.begin(loop)
         return done
+
+    @contextmanager
+    def meanwhile(self) -> Iterator[None]:
+        """Lend the lock until the block is done, which waits for a thread."""
+        block = object()
+        self.begin(asyncio.get_running_loop())
+        self._asked.add(block)
+        try:
+            yield
+        finally:
+            self._asked.discard(block)
+
+    def _forget(self) -> None:
+        self._asked.clear()

@@ -282,7 +282,7 @@ class Connection:
             closed: asyncio.Future[None] = asyncio.Future(loop=asyncio.get_running_loop())
             self._queue.put_nowait((closed, self._close_here))
             self._queue.put_nowait(None)
-            await asyncio.wait([closed], timeout=THREAD_ENDS_S)
+            await asyncio.wait([self._lending.until(closed)], timeout=THREAD_ENDS_S)
         self.end(0.0)
 
     def end(self, patience_s: float = THREAD_ENDS_S) -> None:

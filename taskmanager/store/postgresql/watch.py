@@ -26,7 +26,7 @@ import psycopg
 
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreUnavailable
-from taskmanager.model.gil import at_work
+from taskmanager.model.gil import LendingUntil, at_work
 from taskmanager.model.logger import logger
 from taskmanager.model.wording import MORE_THREADS
 from taskmanager.store.postgresql.bell import Bell
@@ -118,7 +118,7 @@ class Watch:
         except (OSError, RuntimeError) as exc:
             raise StoreUnavailable(f"{_WHAT} cannot start ({exc}); {MORE_THREADS}") from exc
         try:
-            fault = await first
+            fault = await LendingUntil().until(first)
         except BaseException:  # cancelled: whoever does not start needs no proof
             self.drop()
             raise

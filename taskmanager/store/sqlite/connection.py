@@ -208,12 +208,13 @@ class Connection:
     async def open(self, configure: Callable[[SqliteSession], None]) -> None:
         """Start the thread, which makes the connection and configures it. The file is there."""
         try:
-            await self._inner
+            with self._lending.meanwhile():
+                await self._inner
         except BaseException:  # cancelled, perhaps because the file does not answer
             self.end()
             raise
         try:
-            await self._inner.begin(asyncio.get_running_loop(), configure)
+            await self._lending.until(self._inner.begin(asyncio.get_running_loop(), configure))
         except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
             self.end()
             raise
@@ -265,7 +266,8 @@ class Connection:
             return
         self._is_closed = True
         if self.has_thread:
-            await self._inner.close()
+            with self._lending.meanwhile():
+                await self._inner.close()
             self._inner.join()  # it has told that it is closed, and has nothing else to do
         else:
             self._close_here()
