@@ -108,8 +108,8 @@ class Listeners:
         self._ring = threading.Event()
         self._thread: threading.Thread | None = None
         self._thread_over: asyncio.Future[None] = self._loop.create_future()
-        self._lending = Lending.fairly(self._has_work)
         self._is_telling = self._is_closing = self._is_over = False
+        self._lending = Lending.fairly(self._has_work)
         self.look()
 
     def __repr__(self) -> str:
@@ -360,6 +360,7 @@ class Listeners:
         self._lending.begin(self._loop)
 
     def _has_work(self) -> bool:
+        """Whether the thread has something to tell, or is at it: what it tells does not wait any more."""
         waits = any(ear.waiting and not ear.is_async for ear in list(self._ears.values()))
         return not self._is_over and (waits or self._is_telling)
 
