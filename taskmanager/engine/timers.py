@@ -98,7 +98,7 @@ class StallWatch:
         used_s, self._used_s = self._used_s, time.thread_time()
         if self._used_s - used_s > BUSY * BEAT_S:
             lend()  # to a thread that has not even been able to say that it is at work
-            self._lending.begin(self._loop)
+        self._lending.begin(self._loop)  # whatever was used: a run of the simulator must not depend on that
         self._observe()
         self.start()
 
