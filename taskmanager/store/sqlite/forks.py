@@ -11,7 +11,7 @@ import weakref
 from typing import Final
 
 PATIENCE_S: Final = 0.5
-"""How long a fork waits for each thread. A call that takes longer waits for a file, and holds none of those locks."""
+"""How long a fork waits for each thread. What takes longer mostly waits for a file, and holds none of those locks."""
 
 _guards: Final[list["weakref.ref[threading.RLock]"]] = []
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from taskmanager.store.place import READ_PATIENCE_S
 from taskmanager.store.sqlite.connection import check_sqlite_version, configure_writer, create_private, translated
 from taskmanager.store.sqlite.files import check_process, open_existing
+from taskmanager.store.sqlite.forks import new_guard
 from taskmanager.store.sqlite.schema import migrate
 from taskmanager.store.sqlite.session import SqliteSession
 
@@ -23,7 +24,7 @@ def open_to_write(path: str | os.PathLike[str], is_dead: Callable[[str], bool]) 
     check_process(path)
     create_private(Path(path))
     name = str(path)
-    with translated(name), closing(open_existing(name, "mode=rw", timeout=READ_PATIENCE_S)) as connection:
+    with translated(name), new_guard(), closing(open_existing(name, "mode=rw", timeout=READ_PATIENCE_S)) as connection:
         configure_writer(connection, "full")
         migrate(connection, name, is_dead)
         yield connection

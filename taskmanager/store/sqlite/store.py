@@ -169,7 +169,7 @@ class SqliteStore(Verbs):
             with suppress(StoreError):  # what is moved into the file makes room in the log
                 await self.checkpoint()
         try:
-            if self._writer is None:
+            if self._writer is None:  # as `_in_writer` does it: each commit would pay for another coroutine
                 raise_not_open(self.path)
             return await self._writer.hop(work, *args)
         except StoreUnavailable as exc:
