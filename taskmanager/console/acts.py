@@ -134,12 +134,10 @@ def _orphans(rows: Sequence[TaskRow], place: Place) -> set[str]:
 
 
 async def _cancel(store: Store, live: Sequence[TaskRow], clock: Clock) -> frozenset[str]:
-    """Cancel in separate transactions. A retry of a larger step would take its own first half for another's work."""
-    free = [row for row in live if is_free(row)]
-    done = await patiently(lambda: cancel_stored(store, _UNTYPED, free, clock.now_us()))
-    for row in live:
-        if not is_free(row):
-            done |= await patiently(partial(cancel_stored, store, _UNTYPED, [row], clock.now_us()))
+    """Cancel in two transactions. A retry of a larger step would take its own first half for another's work."""
+    done: frozenset[str] = frozenset()
+    for part in ([row for row in live if is_free(row)], [row for row in live if not is_free(row)]):
+        done |= await patiently(partial(cancel_stored, store, _UNTYPED, part, clock.now_us()))
     return done
 
 

@@ -192,8 +192,8 @@ class Recovery:
                 if write.task_id not in report.lost and write.task_id not in report.rejected:
                     self._tell(write)
             running = [row for row in rows if row.status == TaskStatus.RUNNING and row.cancel_requested_at is None]
-            for row in running:
-                await self._store.request_cancel(row.task_id, now)
+            if running:
+                await self._store.request_cancel([row.task_id for row in running], now)
             ended += len(writes) - len(report.lost) - len(report.rejected) + len(running)
         if ended:
             logger.warning("%s cancelled whose workflow is not in the store any more", counted(ended, "task"))

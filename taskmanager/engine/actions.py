@@ -53,8 +53,8 @@ async def cancel_stored(
     """
     ends = [(_cancelled(codec, row, now), row) for row in live if is_free(row)]
     done = await _write(store, ends, written, are_ends=True)
-    asked = [row.task_id for row in live if not is_free(row) and await store.request_cancel(row.task_id, now)]
-    return done.union(asked)
+    had = [row.task_id for row in live if not is_free(row)]
+    return done | await store.request_cancel(had, now) if had else done
 
 
 def _cancelled(codec: RowCodec, row: TaskRow, now: int) -> TaskRow:
@@ -228,10 +228,10 @@ class Actions:
         told = partial(self._have_ended, live, now)
         try:
             return await self._free_rows.answer_of(cancel_stored(self._store, self._row_codec, live, now, told))
-        finally:  # also when one of the requests could not be recorded
-            for row in live:
-                if row.claimed_by_worker_id == self._identity.instance_id:
-                    await self._cancel_claimed(row.task_id)
+        finally:  # also when the requests could not be recorded
+            ours = [row.task_id for row in live if row.claimed_by_worker_id == self._identity.instance_id]
+            if ours:
+                await self._cancel_claimed(ours)
 
     def _have_ended(self, rows: Sequence[TaskRow], now: int, ended: Collection[str], advance: Advance) -> None:
         """Free rows have ended by a cancel. Our own writes do not change the version by which the store tells of
@@ -247,11 +247,11 @@ class Actions:
             if (listeners := self._life.listeners) is not None:
                 listeners.ended(_cancelled(self._row_codec, row, now))
 
-    async def _cancel_claimed(self, task_id: str) -> None:
-        """Ask a task of which a claim has not been answered yet: that answer was made before the request."""
+    async def _cancel_claimed(self, task_ids: Sequence[str]) -> None:
+        """Ask tasks of which a claim has not been answered yet: that answer was made before the request."""
         async with self._claiming:
-            live = self._live.get(task_id)
-        if live is not None:
+            found = [live for task_id in task_ids if (live := self._live.get(task_id)) is not None]
+        for live in found:
             self._life.cancel(live)
 
     def cancel_now(self, task_id: str, live: LiveTask | None) -> bool:

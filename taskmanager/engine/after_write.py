@@ -204,7 +204,7 @@ class AfterWrite:
 
         async def ask() -> StoreError | None:
             try:
-                await store.request_cancel(task_id, now)
+                await store.request_cancel([task_id], now)
             except StoreError as exc:
                 logger.warning(
                     "the cancel request for task %s could not be recorded: %s", task_id, exc, extra={"task_id": task_id}

@@ -327,8 +327,8 @@ class Store(WorkflowStore, UpkeepStore, WatchedStore, Protocol):
         """Ids of live rows of `owner` with a cancel request."""
         ...
 
-    async def request_cancel(self, task_id: str, now: int) -> bool:
-        """Set `cancel_requested_at` of a live row, once; False when there is no live row."""
+    async def request_cancel(self, task_ids: Collection[str], now: int) -> frozenset[str]:
+        """Set `cancel_requested_at` of the live rows among these, once, and return their ids."""
         ...
 
     async def counts(self) -> dict[TaskStatus, int]:

@@ -301,7 +301,7 @@ async def test_a_cancel_request_of_somebody_else_is_not_wiped_out(store: Store, 
     """The writer may not have seen it yet; its NULL says nothing."""
     row = task(status="RUNNING")
     await put(store, row)
-    assert await store.request_cancel("t1", 777)
+    assert await store.request_cancel(["t1"], 777)
     await store.commit([TaskWrite(task(status=target), expected(row))])
     assert (await store.fetch("t1") or row).cancel_requested_at == 777
 

@@ -80,11 +80,11 @@ async def test_request_to_cancel_wakes_a_task_in_either_order(store: Store, orde
     """Who has it then ends it. Nobody else would before its time."""
     row = await running(store)
     if order == "cancel first":
-        assert await store.request_cancel("t1", NOW)
+        assert await store.request_cancel(["t1"], NOW)
     await fall_asleep(store, row, SLEEP)
     if order == "sleep first":
         assert not await is_awake(store)
-        assert await store.request_cancel("t1", NOW)
+        assert await store.request_cancel(["t1"], NOW)
     (found,) = await store.claim(wants(now=NOW))
     assert (found.task_id, found.cancel_requested_at) == ("t1", NOW)
 

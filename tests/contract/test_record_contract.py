@@ -1,7 +1,7 @@
 """What every store tells of its rows, and does to them for people: lists, cancel requests, counts, purges, queues."""
 
 import random
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -13,6 +13,9 @@ from taskmanager.store.watch_protocol import Whereabouts
 from tests.contract.rows import ME, OTHER, attempt, put, task, wants
 
 pytestmark = pytest.mark.anyio
+FREE_LATER: Final = {"enqueued_at": 9_000}
+HELD: Final = {"status": "RUNNING"}
+ENDED: Final = {"status": "FAILED", "failed_at": 130}
 
 
 async def test_many_are_listed_newest_first_and_paged_by_place(store: Store) -> None:
@@ -137,9 +140,24 @@ async def test_a_summary_of_an_orphan_leaves_out_what_may_be_large(store: Store)
 async def test_a_cancel_request_is_recorded_once(store: Store) -> None:
     """The first instant counts; asking again is still a yes."""
     await put(store, task(status="RUNNING"))
-    assert await store.request_cancel("t1", 500)
-    assert await store.request_cancel("t1", 600)
+    assert await store.request_cancel(["t1"], 500) == {"t1"}
+    assert await store.request_cancel(["t1"], 600) == {"t1"}
     assert await store.fetch("t1") == task(status="RUNNING", cancel_requested_at=500, updated_at=500)
+
+
+@pytest.mark.parametrize("count", [3, 700])
+async def test_many_are_asked_to_cancel_at_once(store: Store, count: int) -> None:
+    """Each for itself: who is told which of them were, and those that wait for their time are due."""
+    asked: dict[str, dict[str, Any]] = {
+        f"t{number:03}": [FREE_LATER, HELD, ENDED][number % 3] for number in range(count)
+    }
+    await put(store, *(task(name, **columns) for name, columns in asked.items()), task("other", status="RUNNING"))
+    live = {name for name, columns in asked.items() if columns is not ENDED}
+    assert await store.request_cancel([*asked, "nobody"], 500) == live
+    for name, row in (await store.fetch_ids([*asked])).items():
+        assert row.cancel_requested_at == (500 if name in live else None)
+        assert row.enqueued_at == (500 if asked[name] is FREE_LATER else task(**asked[name]).enqueued_at)
+    assert await store.fetch("other") == task("other", status="RUNNING")
 
 
 @pytest.mark.parametrize("status", sorted(TERMINAL))
@@ -147,8 +165,8 @@ async def test_an_ended_task_cannot_be_asked_to_cancel(store: Store, status: Tas
     """False, and the record stays as it is; so for an id that does not exist."""
     row = task(status=status.value)
     await put(store, row)
-    assert not await store.request_cancel("t1", 500)
-    assert not await store.request_cancel("nobody", 500)
+    assert not await store.request_cancel(["t1"], 500)
+    assert not await store.request_cancel(["nobody"], 500)
     assert await store.fetch("t1") == row
 
 

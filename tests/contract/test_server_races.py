@@ -1,7 +1,7 @@
 """Two instances on one server at the same moment: what a file decides by its one lock, a server must decide too."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import psycopg
@@ -79,7 +79,9 @@ async def test_lost_claim_is_asked_for_behind_its_commit(
 
 
 async def test_claims_at_once_take_no_row_twice(stores: Pair) -> None:
-    """Beside them, people ask to cancel: what is asked for is claimed all the same, and by one only."""
+    """Beside them, two people ask to cancel all of them, each in another order: what is asked for is claimed all the
+    same, and by one only.
+    """
     one, two = stores
     names = [f"t{number:03}" for number in range(200)]
     await put(one, *(task(name) for name in names))
@@ -90,13 +92,16 @@ async def test_claims_at_once_take_no_row_twice(stores: Pair) -> None:
             taken += [row.task_id for row in rows]
         return taken
 
-    async def cancel_all(store: PostgresStore) -> int:
-        return sum([await store.request_cancel(name, NOW) for name in reversed(names)])
+    async def cancel_all(store: PostgresStore, asked: Sequence[str]) -> int:
+        pages = [asked[start : start + 20] for start in range(0, len(asked), 20)]
+        return sum([len(await store.request_cancel(page, NOW)) for page in pages])
 
-    mine, others, cancelled = await asyncio.gather(claim_all(one, ME), claim_all(two, OTHER), cancel_all(two))
+    mine, others, *cancelled = await asyncio.gather(
+        claim_all(one, ME), claim_all(two, OTHER), cancel_all(one, names), cancel_all(two, names[::-1])
+    )
     left = await claim_all(one, ME)  # what a request to cancel had locked was skipped
     assert sorted(mine + others + left) == names
-    assert cancelled == 200
+    assert cancelled == [200, 200]
     rows = (await one.fetch_ids(names)).values()
     assert all(row.cancel_requested_at == NOW for row in rows)
     assert {row.task_id for row in rows if row.claimed_by_worker_id == OTHER} == set(others)
@@ -117,7 +122,7 @@ async def test_request_to_cancel_and_sleep_at_once_leave_the_task_awake(stores: 
     for number in range(ROUNDS):
         name = f"t{number}"
         row = await running(one, name)
-        asked, _ = await asyncio.gather(two.request_cancel(name, NOW), fall_asleep(one, row, WAIT))
+        asked, _ = await asyncio.gather(two.request_cancel([name], NOW), fall_asleep(one, row, WAIT))
         assert asked
         found = await one.fetch(name)
         assert found is not None

@@ -199,13 +199,13 @@ class ModelStore:
     async def fetch_cancel_requests(self, owner: str) -> list[str]:
         return sorted(row.task_id for row in self.owned(owner) if row.cancel_requested_at is not None)
 
-    async def request_cancel(self, task_id: str, now: int) -> bool:
-        found = self.live(lambda row: row.task_id == task_id)
+    async def request_cancel(self, task_ids: Collection[str], now: int) -> frozenset[str]:
+        found = self.live(lambda row: row.task_id in task_ids)
         new = [row for row in found if row.cancel_requested_at is None]
         self.put(row._replace(cancel_requested_at=now, updated_at=now) for row in new)
-        free = self.live(lambda row: row.task_id == task_id and row.claimed_by_worker_id is None)
+        free = self.live(lambda row: row.task_id in task_ids and row.claimed_by_worker_id is None)
         self.put(row._replace(enqueued_at=min(row.enqueued_at, now)) for row in free)
-        return bool(found)
+        return frozenset(row.task_id for row in found)
 
     async def counts(self) -> dict[TaskStatus, int]:
         found = Counter(row.status for row in self.rows.values())

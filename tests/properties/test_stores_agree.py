@@ -331,10 +331,10 @@ class StoresAgree(RuleBasedStateMachine):
         """An instance has died. Which rows go first is promised within a queue, so the limit is above them all."""
         self.both(lambda store: store.free_waiting(owner, now, 100, per_queue))
 
-    @rule(task_id=st.sampled_from(IDS), now=INSTANTS)
-    def request_cancel(self, task_id: str, now: int) -> None:
-        """Somebody asks for a cancel."""
-        self.both(lambda store: store.request_cancel(task_id, now))
+    @rule(task_ids=st.lists(st.sampled_from(IDS), min_size=1, unique=True), now=INSTANTS)
+    def request_cancel(self, task_ids: list[str], now: int) -> None:
+        """Somebody asks for a cancel of these."""
+        self.both(lambda store: store.request_cancel(task_ids, now))
 
     @rule(status=st.none() | STATUSES, older_than=st.none() | INSTANTS)
     def purge(self, status: TaskStatus | None, older_than: int | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from taskmanager import StoreUnavailable, TaskCancelled, TaskEvent, TaskHandle
-from taskmanager.engine.actions import cancel_stored, retry_stored, why_not_again
+from taskmanager.engine.actions import PAGE, cancel_stored, retry_stored, why_not_again
 from taskmanager.engine.definition import RowCodec
 from taskmanager.model.ids import keyed_task_id
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
@@ -103,8 +103,8 @@ def test_what_cannot_be_run_again_says_why() -> None:
 
 
 async def test_free_tasks_that_a_cancel_has_ended_are_told_though_a_request_fails() -> None:
-    """They are one transaction, and each request to somebody who has a task is another one. Its own writes are no news
-    to an instance: what it does not draw from them at once, nobody draws.
+    """They are one transaction, and the requests to those who have the others are another one. Its own writes are no
+    news to an instance: what it does not draw from them at once, nobody draws.
     """
     manager, heard = manager_of(), list[tuple[str, str]]()
 
@@ -127,6 +127,18 @@ async def test_free_tasks_that_a_cancel_has_ended_are_told_though_a_request_fail
         assert (await result).err_value.error_code == "TASK_CANCELLED"
         await world.idle()
         assert heard == [("cancelled", free.task_id)]
+
+
+async def test_many_tasks_that_others_have_are_asked_in_few_transactions() -> None:
+    """With one for each, those at the end would have run before they are asked."""
+    manager = manager_of()
+    async with world_of(manager) as (_, faulty):
+        ids = [f"00000000-0000-7000-8000-{number:012}" for number in range(PAGE + 1)]
+        owned = [waiting(each, task_name="unknown")._replace(claimed_by_worker_id="other") for each in ids]
+        await faulty.memory.commit([TaskWrite(row, None) for row in owned])
+        assert await manager.cancel_all(task_name="unknown") == PAGE + 1
+        assert all(row.cancel_requested_at is not None for row in faulty.memory.live.values())
+        assert faulty.calls.count("request_cancel") == 2
 
 
 @pytest.mark.parametrize("group", ["of the task", "of the call"])

@@ -20,7 +20,7 @@ Verb = Callable[[PostgresStore], Awaitable[object]]
 STARTING = Starting(9, (Room(frozenset({"app:job"}), 9),), 7, "host", "main")
 TOLD: dict[str, Verb] = {
     "pause": lambda store: store.set_paused("default", True, 1_000),
-    "cancel": lambda store: store.request_cancel("t1", 1_000),
+    "cancel": lambda store: store.request_cancel(["t1"], 1_000),
     "release": lambda store: store.release(ME, 1_000),
     "free_waiting": lambda store: store.free_waiting(ME, 1_000, 10),
     "commit": lambda store: put(store, task("t2")),

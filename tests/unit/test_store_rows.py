@@ -205,7 +205,7 @@ async def test_a_row_that_contradicts_itself_holds_no_other_back(path: Path) -> 
     assert await store.free_waiting(DEAD, NOW, 10) == 2
     assert await store.release(DEAD, NOW) == 0
     assert await store.make_due(NOW) == 0
-    assert await store.request_cancel("odd", NOW)
+    assert await store.request_cancel(["odd"], NOW)
     await store.close()
 
 

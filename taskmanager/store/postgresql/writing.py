@@ -31,7 +31,7 @@ from taskmanager.store.sql.statements import ROWS, VALUE, Kind, Row
 VARIANTS: Final = 256
 """Statements whose texts are kept."""
 _ROWS_OF_TABLES: Final = (TaskRow, AttemptRow, StepRow, WorkflowRow, NodeRow, EdgeRow)
-NUMBERS: Final = frozenset({"expected_start_count", "is_passed_on", "is_accepted", "span", "at", *COUNTS}).union(
+NUMBERS: Final = frozenset({"expected_start_count", "is_passed_on", "is_accepted", "span", "at", "now", *COUNTS}).union(
     name for row in _ROWS_OF_TABLES for name, kind in row.__annotations__.items() if int in (kind, *get_args(kind))
 )
 """The values that are numbers, in whatever table. All others are texts."""

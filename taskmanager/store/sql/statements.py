@@ -157,6 +157,19 @@ END_UNREADABLE: Final = Kind(
     _CHANGED,
     (),
 )
+# Who has been asked already stays asked since then. A task that sleeps wakes to be ended.
+REQUEST_CANCEL: Final = Kind(
+    f"""
+    UPDATE OR IGNORE taskmanager_tasks AS t
+    SET updated_at = iif(t.cancel_requested_at IS NULL, [now], t.updated_at),
+        enqueued_at = iif(t.claimed_by_worker_id IS NULL, min(t.enqueued_at, [now]), t.enqueued_at),
+        cancel_requested_at = coalesce(t.cancel_requested_at, [now])
+    {ROWS}
+    WHERE t.id = CAST([id] AS TEXT) AND t.status IN ({LIVE_SQL})
+    """,
+    ("id", "now"),
+    ("now",),
+)
 # What was there already stays as it is. The id of a task may be bytes that are no UTF-8.
 ATTEMPT: Final = Kind(
     _insert(

@@ -9,7 +9,7 @@ changed, and a batch that fails is halved until the guilty row stands alone.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import starmap
 from typing import Final, NamedTuple, cast
 
@@ -283,20 +283,12 @@ def _noted(writes: Sequence[sql.Row], before: frozenset[str]) -> Noted:
     return noted
 
 
-def request_cancel(connection: Session, task_id: str, now: int) -> bool:
+def request_cancel(connection: Session, task_ids: Collection[str], now: int) -> frozenset[str]:
     """See `Store.request_cancel`."""
+    asked: set[str] = set()
     with connection.transaction(is_beside=True):
-        asked = connection.execute(
-            f"""
-            UPDATE OR IGNORE taskmanager_tasks
-            SET updated_at = CASE WHEN cancel_requested_at IS NULL THEN :now ELSE updated_at END,
-                enqueued_at = iif(claimed_by_worker_id IS NULL, min(enqueued_at, :now), enqueued_at),
-                cancel_requested_at = coalesce(cancel_requested_at, :now)
-            WHERE id = CAST(:id AS TEXT) AND status IN ({sql.LIVE_SQL})
-            """,
-            {"id": task_id, "now": now},
-        )
-    return asked.rowcount == 1
+        connection.write(sql.REQUEST_CANCEL, [(task_id, now) for task_id in task_ids], asked)
+    return frozenset(asked)
 
 
 def set_paused(connection: Session, queue_name: str, paused: bool, now: int) -> None:
