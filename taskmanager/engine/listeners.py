@@ -154,8 +154,7 @@ class Listeners:
         if not is_ours or is_end(before) or before == state:
             before = Expected("PENDING", None, count)
         live.saving.told = state
-        if self._untold.has_made(live.task_id):
-            self._tell(("enqueued", live.enqueued_at if count else live.sent_at, count, None, live.row(), None, None))
+        self._tell_made(live.row(), count)
         self._change(before, state, (), live, live.row())
 
     def made(self, task_ids: Iterable[str]) -> None:
@@ -170,7 +169,7 @@ class Listeners:
         for sent in batch:
             write = sent.write
             if type(write) is TaskWrite and (then := _follower_of(write.row, write.attempts)) is not None:
-                self.made([then.task_id])
+                self._untold.makes_by_failure(then.task_id)
 
     def put_made(self, row: TaskRow, *, is_ours: bool) -> None:
         """What was to be made stands in the store now: by our write, if it `is_ours`, or by another one."""
@@ -251,6 +250,12 @@ class Listeners:
         live.saving.told = state
         self._change(sent.base if told is None else told, state, attempts, live, row)
 
+    def _tell_made(self, row: TaskRow, start_count: int) -> None:
+        """A free row goes on that a write without an answer yet was to make."""
+        if self._untold.tells_early(row.task_id):
+            at = row.enqueued_at if start_count else row.sent_at
+            self._tell(("enqueued", at, start_count, None, row, None, None))
+
     def _catch_up(self, task_id: str, start_count: int) -> None:
         """A free row goes on that was found in the store. Tell what has made it so, if that was a write without an
         answer yet.
@@ -262,7 +267,9 @@ class Listeners:
     def moved(self, write: TaskWrite) -> None:
         """A duty of this instance has changed a row that no task here stands for."""
         row = write.row
-        self._catch_up(write.task_id, write.expected.start_count if write.expected is not None else 0)
+        count = write.expected.start_count if write.expected is not None else 0
+        self._catch_up(write.task_id, count)
+        self._tell_made(row, count)
         self._change(write.expected, expected_of(row), write.attempts, None, row)
         self._follow(row, write.attempts)
 
@@ -273,6 +280,7 @@ class Listeners:
     def ended(self, row: TaskRow) -> None:
         """A row that no task here stands for has ended: by a person, or as it cannot be read."""
         self._catch_up(row.task_id, row.start_count)
+        self._tell_made(row, row.start_count)
         self._tell((END_KINDS[row.status], row.updated_at, row.start_count, None, row, None, None))
         self._follow(row, ())
 

@@ -20,6 +20,7 @@ class Untold:
 
     def __init__(self) -> None:
         self._made: dict[str, None] = {}
+        self._told_early: dict[str, None] = {}
         self._snoozed: dict[tuple[str, int], int] = {}
         self._batch: Sequence[Sent] = ()
         self._by_id: dict[str, Sent] | None = None
@@ -34,11 +35,24 @@ class Untold:
         self._made.update(dict.fromkeys(task_ids))
         _forget_oldest(self._made)
 
+    def makes_by_failure(self, task_id: str) -> None:
+        """This one is put into the store by the end of another task, if that is not written a second time."""
+        if task_id not in self._told_early:
+            self.makes([task_id])
+
     def has_made(self, task_id: str) -> bool:
         """Return whether this one was to be made, and is told of now."""
         if task_id not in self._made:
             return False
         del self._made[task_id]
+        return True
+
+    def tells_early(self, task_id: str) -> bool:
+        """`has_made`, before the answer to the write that has made it, which may be lost and the write repeated."""
+        if not self.has_made(task_id):
+            return False
+        self._told_early[task_id] = None
+        _forget_oldest(self._told_early)
         return True
 
     # Batches of the writer.

@@ -50,8 +50,9 @@ class Fault:
 class FaultyStore:
     """A store around another one, with a plan of faults. For type checkers, `as_store()` is a `Store`.
 
-    `calls` has the verbs that were called so far. `is_spent` says whether a fault of the plan has happened. While
-    `is_down` is set, every call but `close` fails before it takes effect. `held` has the verbs of held calls.
+    Several faults of one call happen in their order. `calls` has the verbs that were called so far. `is_spent` says
+    whether a fault of the plan has happened. While `is_down` is set, every call but `close` fails before it takes
+    effect. `held` has the verbs of held calls.
     """
 
     def __init__(self, inner: Store, plan: Sequence[Fault] = ()) -> None:
@@ -88,22 +89,22 @@ class FaultyStore:
 
     async def _call(self, verb: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.calls.append(verb)
-        fault = self._fault(verb)
+        faults = self._faults(verb)
         if self.is_down and verb != "close":
             raise StoreUnavailable(f"{verb}: the store is down, as the test wants it")
-        if fault is None:
-            return await method(*args, **kwargs)
-        self.is_spent = True
-        if not fault.after:
-            await self._happen(fault, verb)
+        self.is_spent |= bool(faults)
+        for fault in faults:
+            if not fault.after:
+                await self._happen(fault, verb)
         value = await method(*args, **kwargs)
-        if fault.after:
-            await self._happen(fault, verb)
+        for fault in faults:
+            if fault.after:
+                await self._happen(fault, verb)
         return value
 
-    def _fault(self, verb: str) -> Fault | None:
+    def _faults(self, verb: str) -> list[Fault]:
         of_all, of_verb = len(self.calls), self.calls.count(verb)
-        return next((each for each in self.plan if each.matches(verb, of_all, of_verb)), None)
+        return [each for each in self.plan if each.matches(verb, of_all, of_verb)]
 
     async def _happen(self, fault: Fault, verb: str) -> None:
         if fault.kind == "fail":

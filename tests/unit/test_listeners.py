@@ -250,8 +250,11 @@ async def test_a_task_of_a_schedule_and_of_a_failure_is_told(heard: Heard, world
     assert words["alert"] == "enqueued started completed"
 
 
-async def test_a_task_that_a_failure_enqueues_is_told_before_its_start() -> None:
-    """Also where a claim finds it in the store before the answer to the failure has come."""
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_task_that_a_failure_enqueues_is_told_before_its_start(is_lost: bool) -> None:
+    """And once, where a claim finds it in the store before the answer to the failure has come. If that `is_lost`, the
+    failure is written once more, and enqueues nothing then.
+    """
     manager, store, began = TaskManager(), FaultyStore(MemoryStore()), asyncio.Event()
     heard = Heard(manager)
 
@@ -266,7 +269,10 @@ async def test_a_task_that_a_failure_enqueues_is_told_before_its_start() -> None
     async with isolated(manager, store=store.as_store()) as world:
         earlier = manager.task(persist=True)(nothing).enqueue()
         await earlier
-        store.plan.append(Fault.hold(store.calls.count("commit") + 2, verb="commit", after=True))
+        number = store.calls.count("commit") + 2
+        store.plan.append(Fault.hold(number, verb="commit", after=True))
+        if is_lost:
+            store.plan.append(Fault.fail(number, verb="commit", after=True))
         fails.enqueue()
         await world.advance(60)
         assert store.held == ["commit"]
@@ -280,6 +286,32 @@ async def test_a_task_that_a_failure_enqueues_is_told_before_its_start() -> None
     assert [event.kind for event in heard.events if event.task.task_name == "alert"] == [
         "enqueued", "started", "completed",
     ]  # fmt: skip
+
+
+async def test_a_task_that_a_failure_enqueues_is_told_before_its_end() -> None:
+    """Also where somebody cancels it before the answer to the failure has come."""
+    manager, store = TaskManager(), FaultyStore(MemoryStore())
+    heard = Heard(manager)
+
+    @manager.task(name="alert", persist=True, queue_name="paused")
+    async def alert(failed: FailedTask) -> None: ...
+
+    @manager.task(name="fails", persist=True, on_failure=alert)
+    async def fails() -> None:
+        raise ValueError("no")
+
+    async with isolated(manager, store=store.as_store()) as world:
+        await manager.pause("paused")
+        store.plan.append(Fault.hold(store.calls.count("commit") + 2, verb="commit", after=True))
+        fails.enqueue()
+        await world.advance(60)
+        assert store.held == ["commit"]
+        (waiting,) = await manager.list(task_name="alert")
+        assert await manager.cancel(waiting.task_id)
+        store.let_go()
+        await manager.flush()
+        await world.idle()
+    assert heard.words()[waiting.task_id] == "enqueued cancelled"
 
 
 async def test_plain_changes_are_told_as_the_rule_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
