@@ -197,13 +197,21 @@ class Poller:
 
     async def look(self) -> None:
         """Has anybody written, is anything due, was a claim asked for?"""
-        claimer = self._claimer
         self._intake.forget_idle_queues(self._dispatcher)  # no claim is under way that holds one
         asked = self._life.wants_claim.is_set()
         self._life.wants_claim.clear()
-        # A look that fails half-way is owed: what it had noticed would not be noticed again.
-        was_owed, self.is_owed = self.is_owed or self._life.owes_look, True
+        self.is_owed |= self._life.owes_look
         self._life.owes_look = False
+        try:
+            self._version = await self._look(was_owed=self.is_owed, asked=asked)
+        except BaseException:  # what it had noticed half-way would not be noticed again
+            self.is_owed = True
+            raise
+        self.is_owed = False
+
+    async def _look(self, *, was_owed: bool, asked: bool) -> int:
+        """Return the version of the store that was seen."""
+        claimer = self._claimer
         await claimer.ask_again()
         version, news_mark = await self._store.changes(), self._store.news_mark()
         changed = was_owed or version != self._version
@@ -226,7 +234,7 @@ class Poller:
         await self._sharing.look(changed=changed)
         if self._counted and self._may_have_freed(changed=changed):
             await self._count_free()
-        self._version, self.is_owed = version, False
+        return version
 
     def _may_have_freed(self, *, changed: bool) -> bool:
         """Whether free rows may have come or gone since they were counted, by writes of others or of this instance.
@@ -250,7 +258,9 @@ class Poller:
         self._dispatcher.wake_room_waiters()
 
     async def has_strays(self) -> bool:
-        """Whether rows that a claim has taken may be in nobody's memory. A claim under way is waited for."""
+        """Whether rows that a claim has taken may be in nobody's memory, because its answer was lost. A claim under way
+        is waited for.
+        """
         async with self._claiming:
             return self.is_owed
 

@@ -295,6 +295,21 @@ async def test_join_waits_for_what_a_claim_has_taken_when_its_answer_is_lost(tag
         assert (await manager.get(handle.task_id)).status is TaskStatus.COMPLETED
 
 
+async def test_join_does_not_wait_for_a_look_that_is_under_way() -> None:
+    """Nothing says that rows are missing then: it would return one `store_poll` later, now and then."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (world, store):
+        store.hold("changes")
+        engine_of(manager).life.wants_claim.set()
+        await store.until_held("changes")
+        assert await work.enqueue("a") == "a"
+        began = world.now
+        await manager.join()
+        assert world.now == began
+        store.let_go()
+
+
 async def test_a_row_that_is_free_again_after_its_end_is_another_run() -> None:
     """An older copy of the file was put in place. A claim had overtaken the answer to the write that spilled the task;
     its ended run must not be taken for the one that is claimed, or that never leaves memory.
