@@ -14,7 +14,8 @@ What a fence says after its language:
 - ```` ```sql ````: statements that a new database accepts; a word names those that change something. With `postgresql`,
   a server does, and no file.
 
-A program that names the server `SERVER` gets one, with a schema of its own.
+A program that imports nothing of its page runs alone: without the modules of the page, and with nothing beside it.
+One that names the server `SERVER`, itself or by such a module, gets one, with a schema of its own.
 """
 
 import ast
@@ -28,7 +29,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -133,14 +134,24 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT)}
 
 
+def is_imported(file: str, source: str) -> bool:
+    """Whether a program imports the module of that file."""
+    return re.search(rf"^(?:from|import) {re.escape(file.removesuffix('.py'))}\b", source, re.MULTILINE) is not None
+
+
+def files_of(page: Path, program: Program) -> dict[str, str]:
+    """A program with the modules of its page: all if it imports one, because they import each other, else none."""
+    modules = {name: text for name, text in modules_of(page).items() if name != program.name}
+    needed = modules if any(is_imported(name, program.source) for name in modules) else {}
+    return {**needed, program.name: program.source}
+
+
 def to_be_run() -> Iterator[tuple[Path, Program]]:
     """The programs of all pages. A module that says nothing is run where a program of its page imports it."""
     every = [*programs()]
     for page, program in every:
-        name = program.name.removesuffix(".py")
-        importing = re.compile(rf"^(?:from|import) {re.escape(name)}\b", re.MULTILINE)
         others = (other.source for its_page, other in every if its_page == page and other is not program)
-        if program.output is not None or not any(importing.search(source) for source in others):
+        if program.output is not None or not any(is_imported(program.name, source) for source in others):
             yield page, program
 
 
@@ -168,14 +179,14 @@ def test_a_program_runs_as_pasted_and_prints_what_the_page_says(
     """A fresh process, a fresh directory, warnings are errors."""
     if "from fastapi" in program.source:
         pytest.importorskip("fastapi")
-    files = {**modules_of(page), program.name: program.source}
+    files = files_of(page, program)
     if SERVER in "".join(files.values()):
         address, _, schema = request.getfixturevalue("schema_url").partition("?")
         files = {name: text.replace(SCHEMA, f"?{schema}").replace(SERVER, address) for name, text in files.items()}
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     command = [sys.executable, "-W", "error", program.name]
-    with running_beside(page, tmp_path):
+    with running_beside(page, tmp_path) if len(files) > 1 else nullcontext():
         done = subprocess.run(
             command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S,
             check=False,
