@@ -1,6 +1,6 @@
 """What does a task cost a PostgreSQL server: processor, write-ahead log, disk; and what does a long history cost?
 
-The rates and sizes that `docs/scale.md` reckons with. `--rounds 1` is enough for the sizes, which do not vary.
+The rates and sizes that `docs/postgresql.md` reckons with. `--rounds 1` is enough for the sizes, which do not vary.
 
 The history is made of copies of one real task, with its attempt, spread over 30 days. Half of it is deleted by the
 verb of the retention, in its batches. The last lines ask for rows by their ids, in one table and in one that has 30
