@@ -1,4 +1,4 @@
-"""The application of docs/order-process.md, killed in each place that the page names: one charge for each order.
+"""The order process of docs/steps.md, killed in each place that the page names: one charge for each order.
 
 Its files are those of the page. The program here hosts them on a real file, and moves the wall clock by hours, so that
 a day is over in a moment. The judge reads the ledger of the bank and the file of the tasks by plain `sqlite3`.
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals"),
 ]
 
-PAGE = ROOT / "docs" / "order-process.md"
+PAGE = ROOT / "docs" / "steps.md"
 APPROVED, REFUSED = (1, 2), 3
 MOST_DEATHS = 60
 PROGRAM = f"""
