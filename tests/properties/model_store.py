@@ -80,14 +80,16 @@ class ModelStore:
         starts = row.start_count - (0 if before is None else before.start_count)
         has_ended = row.status in TERMINAL and (before is None or before.status != row.status)
         happened = ["started"] * starts + [row.status.lower()] * has_ended
+        counted_before = 0 if before is None else before.start_count - (before.status == "RUNNING")
         for each in write.attempts:
-            if has_ended and each.attempt == row.start_count:
+            if each.attempt <= counted_before or (has_ended and each.attempt == row.start_count):
                 continue
             if each.will_retry or (each.outcome == "WORKER_FAILURE" and row.status not in TERMINAL):
                 happened.append("retried")
             elif each.outcome in ("COMPLETED", "FAILED"):
                 happened.append(each.outcome.lower())
-        self.counted.update((row.task_name, row.queue_name, what) for what in happened)
+        said = write.row if isinstance(write, TaskWrite) else row
+        self.counted.update((said.task_name, said.queue_name, what) for what in happened)
 
     def add_attempts(self, write: TaskWrite | StartWrite | SuccessWrite) -> None:
         keys = [(write.task_id, each.attempt) for each in write.attempts]
