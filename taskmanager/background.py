@@ -6,9 +6,9 @@ import traceback
 from collections.abc import Callable
 from typing import Final, ParamSpec, final
 
-from taskmanager.engine.intake import Intake
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.outcome import extra_of
+from taskmanager.engine.intake.intake import Intake
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.outcome import extra_of
 from taskmanager.model.errors import ConfigurationError, TaskManagerError
 from taskmanager.model.logger import logger
 from taskmanager.model.wording import counted

@@ -8,12 +8,12 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from taskmanager.engine.intake import HOW_TO_START as HOW
-from taskmanager.engine.intake import Intake
-from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask
-from taskmanager.engine.loops import result_here
-from taskmanager.engine.outcome import extra_of
-from taskmanager.engine.waiters import Waiters, refuse_inside, wait_in
+from taskmanager.engine.intake.intake import HOW_TO_START as HOW
+from taskmanager.engine.intake.intake import Intake
+from taskmanager.engine.words.live_task import GOES_ON, Ending, LiveTask
+from taskmanager.engine.words.loops import result_here
+from taskmanager.engine.words.outcome import extra_of
+from taskmanager.engine.words.waiters import Waiters, refuse_inside, wait_in
 from taskmanager.model.checks import check_tags, check_timeout
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import ConfigurationError, ManagerStopped, WrongProcess, unknown_task
@@ -22,9 +22,9 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 
 if TYPE_CHECKING:
-    from taskmanager.engine.attempt import Attempt
-    from taskmanager.engine.definition import Definition
-    from taskmanager.engine.settings import Settings
+    from taskmanager.engine.words.attempt import Attempt
+    from taskmanager.engine.words.definition import Definition
+    from taskmanager.engine.words.settings import Settings
     from taskmanager.lifecycle import Lifecycle
     from taskmanager.model.call_options import CallOptions
     from taskmanager.model.record import TaskInfo

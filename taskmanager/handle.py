@@ -7,9 +7,9 @@ from typing import Any, Generic, TypeVar, cast
 from weakref import ref
 
 from taskmanager.current_instance import CurrentInstance, Hint
-from taskmanager.engine.intake import never_written
-from taskmanager.engine.live_task import NOT_SAVED, Ending, LiveTask
-from taskmanager.engine.waiters import Waiters, lent_slot, running_attempt, wait_in
+from taskmanager.engine.intake.intake import never_written
+from taskmanager.engine.words.live_task import NOT_SAVED, Ending, LiveTask
+from taskmanager.engine.words.waiters import Waiters, lent_slot, running_attempt, wait_in
 from taskmanager.model.checks import check_timeout
 from taskmanager.model.errors import (
     NotPersisted,

@@ -18,8 +18,8 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import FrameType, TracebackType
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
-from taskmanager.engine.loops import let_loop_close, result_here
-from taskmanager.engine.settings import Settings
+from taskmanager.engine.words.loops import let_loop_close, result_here
+from taskmanager.engine.words.settings import Settings
 from taskmanager.lifecycle import CANCEL_GRACE_S
 from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable, TaskManagerError, error_line
 from taskmanager.model.gil import Lending

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any, Final
 from taskmanager.codec.safe import dumps_safe
 from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.after_write import AfterWrite
-from taskmanager.engine.attempt import StopReason
-from taskmanager.engine.claiming import Claimer
-from taskmanager.engine.database_watch import DatabaseWatch
-from taskmanager.engine.definition import Definition
 from taskmanager.engine.engine import Engine, wire
-from taskmanager.engine.instance import new_identity
-from taskmanager.engine.intake import Intake, put_right
-from taskmanager.engine.loops import cancelled_once, outlast, shielded
-from taskmanager.engine.phases import STARTING
-from taskmanager.engine.polling import NAME as CLAIMER
-from taskmanager.engine.polling import Poller
-from taskmanager.engine.settings import Settings
-from taskmanager.engine.sharing import Sharing
-from taskmanager.engine.writer import NAME as WRITER
+from taskmanager.engine.intake.intake import Intake, put_right
+from taskmanager.engine.look.claiming import Claimer
+from taskmanager.engine.look.database_watch import DatabaseWatch
+from taskmanager.engine.look.polling import NAME as CLAIMER
+from taskmanager.engine.look.polling import Poller
+from taskmanager.engine.look.sharing import Sharing
+from taskmanager.engine.words.attempt import StopReason
+from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.instance import new_identity
+from taskmanager.engine.words.loops import cancelled_once, outlast, shielded
+from taskmanager.engine.words.phases import STARTING
+from taskmanager.engine.words.settings import Settings
+from taskmanager.engine.write.writer import NAME as WRITER
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable
 from taskmanager.model.hooks import Hooks
@@ -39,9 +39,9 @@ from taskmanager.store.protocol import Store
 
 if TYPE_CHECKING:
     from taskmanager.duties.schedule import Schedule
-    from taskmanager.engine.actions import Actions
-    from taskmanager.engine.records import Queues, Records
-    from taskmanager.engine.workflows import Workflows
+    from taskmanager.engine.people.actions import Actions
+    from taskmanager.engine.people.records import Queues, Records
+    from taskmanager.engine.people.workflows import Workflows
 
 CANCEL_GRACE_S: Final = 1.0
 """How long cancelled work may take to end at a stop."""
@@ -344,28 +344,28 @@ class Lifecycle:
     @cached_property
     def records(self) -> "Records":
         """What is known of each task."""
-        from taskmanager.engine.records import Records
+        from taskmanager.engine.people.records import Records
 
         return Records(self.engine, self._poller.has_strays, self.stopped)
 
     @cached_property
     def actions(self) -> "Actions":
         """What people do to tasks."""
-        from taskmanager.engine.actions import Actions
+        from taskmanager.engine.people.actions import Actions
 
         return Actions(self.engine, self.records)
 
     @cached_property
     def workflows(self) -> "Workflows":
         """What people ask of workflows."""
-        from taskmanager.engine.workflows import Workflows
+        from taskmanager.engine.people.workflows import Workflows
 
         return Workflows(self.engine)
 
     @cached_property
     def queues(self) -> "Queues":
         """What people do with queues."""
-        from taskmanager.engine.records import Queues
+        from taskmanager.engine.people.records import Queues
 
         return Queues(self.engine)
 

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from taskmanager.background import Background
     from taskmanager.codec.values import Codec
     from taskmanager.duties.schedule import ScheduleOptions
-    from taskmanager.engine.definition import Definition
     from taskmanager.engine.engine import Engine
-    from taskmanager.engine.intake import Intake
+    from taskmanager.engine.intake.intake import Intake
+    from taskmanager.engine.words.definition import Definition
     from taskmanager.handle import TaskHandle
     from taskmanager.lifecycle import Lifecycle
     from taskmanager.model.connections import AsyncpgConnection, AsyncServerConnection, ServerConnection
@@ -102,7 +102,7 @@ class TaskManager:
         instance_name: str | None = None,
         run_queues: Collection[str] | None = None,
     ) -> None:
-        from taskmanager.engine.settings import Settings, check_collections, processes_of, threads_of
+        from taskmanager.engine.words.settings import Settings, check_collections, processes_of, threads_of
         from taskmanager.registry import Defaults, Registry
         from taskmanager.store.place import place_of
 
@@ -130,7 +130,7 @@ class TaskManager:
         self._handle_of = partial(TaskHandle, self._instance)
 
     def _new_intake(self) -> "Intake":
-        from taskmanager.engine.intake import Intake
+        from taskmanager.engine.intake.intake import Intake
 
         return Intake(self._clock, max_pending=self._settings.max_pending, queues=self._settings.queues)
 

@@ -12,8 +12,8 @@ from taskmanager.codec.annotations import annotated_function, is_async, signatur
 from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec
 from taskmanager.codec.values import Codec
-from taskmanager.engine.definition import Definition
-from taskmanager.engine.intake import Door
+from taskmanager.engine.intake.intake import Door
+from taskmanager.engine.words.definition import Definition
 from taskmanager.model.config import ExceptionMapper, RetryPolicy, raise_faults
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import ConfigurationError, UnknownTask

@@ -17,14 +17,14 @@ from concurrent.futures import Future
 from typing import Final
 
 from taskmanager.duties.heartbeat import Heartbeat
-from taskmanager.engine.answers import WriterListener
-from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.inbox import HELPING
-from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask
-from taskmanager.engine.loops import let_loop_close
-from taskmanager.engine.outcome import Outcome, extra_of
-from taskmanager.engine.phases import ENDED, STARTING
+from taskmanager.engine.intake.inbox import HELPING
+from taskmanager.engine.words.attempt import Attempt
+from taskmanager.engine.words.live_task import GOES_ON, Ending, LiveTask
+from taskmanager.engine.words.loops import let_loop_close
+from taskmanager.engine.words.outcome import Outcome, extra_of
+from taskmanager.engine.words.phases import ENDED, STARTING
+from taskmanager.engine.write.answers import WriterListener
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, TaskResult

@@ -44,7 +44,7 @@ from taskmanager.model.states import Lane
 from taskmanager.rules.retry import shorthand_faults
 
 if TYPE_CHECKING:
-    from taskmanager.engine.definition import Definition
+    from taskmanager.engine.words.definition import Definition
     from taskmanager.handle import TaskHandle
     from taskmanager.model.report import ManagerStatus
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from taskmanager.codec.gaps import Gap, Path
 from taskmanager.codec.values import dumps
-from taskmanager.engine.definition import Definition, with_delay
+from taskmanager.engine.words.definition import Definition, with_delay
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.config import MAX_NAME_LENGTH
 from taskmanager.model.dataclass import dataclass, field

@@ -5,9 +5,9 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, final
 
 from taskmanager.current_instance import CurrentInstance
-from taskmanager.engine.definition import Definition
-from taskmanager.engine.live_task import Ending
-from taskmanager.engine.waiters import lent_slot, running_attempt
+from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.live_task import Ending
+from taskmanager.engine.words.waiters import lent_slot, running_attempt
 from taskmanager.handle import not_completed
 from taskmanager.model.checks import check_timeout, check_workflow_id
 from taskmanager.model.errors import ConfigurationError
@@ -20,7 +20,7 @@ from taskmanager.workflow import Workflow
 from taskmanager.workflow_graph import graph_of
 
 if TYPE_CHECKING:
-    from taskmanager.engine.workflows import Workflows
+    from taskmanager.engine.people.workflows import Workflows
 
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")

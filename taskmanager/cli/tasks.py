@@ -27,7 +27,7 @@ from taskmanager.console.acts import Act, Answer
 from taskmanager.console.documents import attempt_document, record_document, step_document
 from taskmanager.console.figures import MAX_CHARS, iso
 from taskmanager.console.outlook import outlook, surroundings
-from taskmanager.engine.records import is_free
+from taskmanager.engine.people.records import is_free
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import UnknownTask
 from taskmanager.model.escaping import escaped

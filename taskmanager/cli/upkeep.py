@@ -22,8 +22,8 @@ from taskmanager.cli.options import (
 )
 from taskmanager.console.acts import patiently
 from taskmanager.duties.recovery import PAGE, Recovery
-from taskmanager.engine.actions import PURGE_PAGE, repeated
-from taskmanager.engine.instance import new_identity
+from taskmanager.engine.people.actions import PURGE_PAGE, repeated
+from taskmanager.engine.words.instance import new_identity
 from taskmanager.model.clock import MINUTE_US, SystemClock
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow, expected_of

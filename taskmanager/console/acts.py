@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 from taskmanager.codec.arguments import arguments_of_text
 from taskmanager.codec.values import dumps
 from taskmanager.console.figures import relative
-from taskmanager.engine.actions import cancel_stored, retry_stored, why_not_again
-from taskmanager.engine.definition import RowCodec, options_of
-from taskmanager.engine.records import is_free
+from taskmanager.engine.people.actions import cancel_stored, retry_stored, why_not_again
+from taskmanager.engine.people.records import is_free
+from taskmanager.engine.words.definition import RowCodec, options_of
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import ArgumentError, StoreError, StoreUnavailable
 from taskmanager.model.ids import new_task_id

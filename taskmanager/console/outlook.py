@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from taskmanager.console.figures import MAX_WHOLE_ID
 from taskmanager.duties.recovery import orphan_of
-from taskmanager.engine.definition import timeout_of
+from taskmanager.engine.words.definition import timeout_of
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow, UnreadableRow

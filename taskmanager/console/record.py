@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from taskmanager.codec.report import number_or_none
 from taskmanager.console.figures import clock, done_of
-from taskmanager.engine.definition import options_of, timeout_of
+from taskmanager.engine.words.definition import options_of, timeout_of
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow
 from taskmanager.model.steps import StepRow

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from taskmanager.codec.results import encode_error_text
-from taskmanager.engine.definition import options_of
-from taskmanager.engine.outcome import log_judged
+from taskmanager.engine.words.definition import options_of
+from taskmanager.engine.words.outcome import log_judged
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.config import DEFAULT_RECOVERY, RecoveryConfig
 from taskmanager.model.ids import random_01

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from taskmanager.codec.report import dumps_report, number_or_none
 from taskmanager.codec.values import loads
-from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.claiming import CLAIM_PAGE
+from taskmanager.engine.choose.queue_state import QueueState
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.phases import READY
-from taskmanager.engine.queue_state import QueueState
+from taskmanager.engine.look.claiming import CLAIM_PAGE
+from taskmanager.engine.words.attempt import Attempt
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.phases import READY
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.logger import logger

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final, get_args
 
 from taskmanager.codec.values import dumps, loads
-from taskmanager.engine.definition import Definition
+from taskmanager.engine.words.definition import Definition
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.config import is_int, name_fault, raise_faults
 from taskmanager.model.dataclass import dataclass

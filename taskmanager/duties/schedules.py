@@ -18,7 +18,7 @@ from taskmanager.duties.schedule import Schedule, run_by_hand, set_paused
 from taskmanager.duties.schedule_book import ScheduleBook
 from taskmanager.duties.schedule_firing import RETRY_S, Firing
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.loops import shielded
+from taskmanager.engine.words.loops import shielded
 from taskmanager.model.checks import check_schedule_name
 from taskmanager.model.clock import MINUTE_US, SECOND_US, from_us
 from taskmanager.model.errors import StoreError

@@ -15,9 +15,9 @@ from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.retention import Retention
 from taskmanager.duties.visibility import LOOK_S, Visibility
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.outcome import log_judged
-from taskmanager.engine.polling import make_due
-from taskmanager.engine.timers import next_beat
+from taskmanager.engine.look.polling import make_due
+from taskmanager.engine.words.outcome import log_judged
+from taskmanager.engine.words.timers import next_beat
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskWrite

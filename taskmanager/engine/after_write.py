@@ -6,14 +6,14 @@ how it is learned that the task exists already.
 
 import asyncio
 
-from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.keys import Answer, answer_of, tell_other_arguments
-from taskmanager.engine.live_task import Ending, LiveTask
-from taskmanager.engine.outcome import extra_of
-from taskmanager.engine.phases import ACCEPTED, DELAYED, DONE, ENDED, FREEING, LEFT, STARTING
-from taskmanager.engine.waiters import resolve
-from taskmanager.engine.writes import StepsDue, log_rejected, pare
+from taskmanager.engine.intake.keys import Answer, answer_of, tell_other_arguments
+from taskmanager.engine.words.attempt import StopReason
+from taskmanager.engine.words.live_task import Ending, LiveTask
+from taskmanager.engine.words.outcome import extra_of
+from taskmanager.engine.words.phases import ACCEPTED, DELAYED, DONE, ENDED, FREEING, LEFT, STARTING
+from taskmanager.engine.words.waiters import resolve
+from taskmanager.engine.write.writes import StepsDue, log_rejected, pare
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, UnreadableRow, expected_of

@@ -5,25 +5,25 @@ from asyncio import _get_running_loop as _running_loop  # None outside of one, w
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from taskmanager.engine.attempt import Attempt, ProgressSaver, Surroundings
-from taskmanager.engine.definition import Definition, RowCodec
-from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.execution import Runner
+from taskmanager.engine.choose.dispatch import Dispatcher
+from taskmanager.engine.choose.room import MemoryWindow
 from taskmanager.engine.free_rows import FreeRows
-from taskmanager.engine.inbox import Inbox
-from taskmanager.engine.instance import Neighbours
-from taskmanager.engine.intake import Intake
-from taskmanager.engine.keys import Keys
-from taskmanager.engine.lanes import LaneFaults
+from taskmanager.engine.intake.inbox import Inbox
+from taskmanager.engine.intake.intake import Intake
+from taskmanager.engine.intake.keys import Keys
 from taskmanager.engine.life import Life
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.loops import Host
-from taskmanager.engine.room import MemoryWindow
-from taskmanager.engine.settings import Settings
-from taskmanager.engine.settle import Settlement
-from taskmanager.engine.timers import Alarm, StallWatch, WatchedClock
-from taskmanager.engine.waiters import Follower
-from taskmanager.engine.writer import Writer
+from taskmanager.engine.run.execution import Runner
+from taskmanager.engine.run.lanes import LaneFaults
+from taskmanager.engine.run.settle import Settlement
+from taskmanager.engine.words.attempt import Attempt, ProgressSaver, Surroundings
+from taskmanager.engine.words.definition import Definition, RowCodec
+from taskmanager.engine.words.instance import Neighbours
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.loops import Host
+from taskmanager.engine.words.settings import Settings
+from taskmanager.engine.words.timers import Alarm, StallWatch, WatchedClock
+from taskmanager.engine.words.waiters import Follower
+from taskmanager.engine.write.writer import Writer
 from taskmanager.model.clock import Clock
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.hooks import Hooks
@@ -32,7 +32,7 @@ from taskmanager.store.presence import Presence
 from taskmanager.store.protocol import InstanceRow, Store
 
 if TYPE_CHECKING:
-    from taskmanager.engine.steps import Codecs, StepCalls
+    from taskmanager.engine.steps.calls import Codecs, StepCalls
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +78,8 @@ class Engine:
         if _running_loop() is not self.life.loop:
             self.inbox.tell(self.listen)
             return
-        from taskmanager.engine.events import EventReader  # few programs listen
-        from taskmanager.engine.listeners import Listeners
+        from taskmanager.engine.write.events import EventReader  # few programs listen
+        from taskmanager.engine.write.listeners import Listeners
 
         if (listeners := self.life.listeners) is not None:
             listeners.look()
@@ -124,9 +124,9 @@ def _step_calls(store: Store, writer: Writer, runner: Runner) -> Callable[[Attem
     codecs: dict[tuple[str, object], Codecs] = {}
 
     def begin(attempt: Attempt) -> "StepCalls":
-        from taskmanager.engine.step_records import StepRecords  # not for programs that call no step
-        from taskmanager.engine.step_waits import StepWaits
-        from taskmanager.engine.steps import StepCalls
+        from taskmanager.engine.steps.calls import StepCalls
+        from taskmanager.engine.steps.records import StepRecords  # not for programs that call no step
+        from taskmanager.engine.steps.waits import StepWaits
 
         records = StepRecords(attempt, store.fetch_steps, writer.mark)
         waits = StepWaits(attempt, records, store.fetch_event)

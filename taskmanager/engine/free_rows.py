@@ -3,10 +3,10 @@
 from collections.abc import Awaitable, Mapping
 from typing import TypeVar
 
-from taskmanager.engine.definition import Definition
-from taskmanager.engine.dispatch import Dispatcher
+from taskmanager.engine.choose.dispatch import Dispatcher
 from taskmanager.engine.life import Life
-from taskmanager.engine.waiters import Follower
+from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.waiters import Follower
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.on_failure import enqueued_by

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from taskmanager.codec.safe import dumps_safe
-from taskmanager.engine import phases
-from taskmanager.engine.attempt import Attempt, StopReason, Surroundings
-from taskmanager.engine.definition import Definition, with_sender
-from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.execution import Runner
-from taskmanager.engine.inbox import Inbox
-from taskmanager.engine.intake import Intake
-from taskmanager.engine.keys import Answer, answer, merge_waiters
-from taskmanager.engine.lanes import LaneFaults
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.outcome import Outcome, as_cause, extra_of, log_again, log_end
-from taskmanager.engine.room import MemoryWindow
-from taskmanager.engine.settle import Settlement
-from taskmanager.engine.timers import Alarm, WatchedClock
-from taskmanager.engine.waiters import Follower, Waiters, resolve, wait_in
-from taskmanager.engine.writer import Writer
+from taskmanager.engine.choose.dispatch import Dispatcher
+from taskmanager.engine.choose.room import MemoryWindow
+from taskmanager.engine.intake.inbox import Inbox
+from taskmanager.engine.intake.intake import Intake
+from taskmanager.engine.intake.keys import Answer, answer, merge_waiters
+from taskmanager.engine.run.execution import Runner
+from taskmanager.engine.run.lanes import LaneFaults
+from taskmanager.engine.run.settle import Settlement
+from taskmanager.engine.words import phases
+from taskmanager.engine.words.attempt import Attempt, StopReason, Surroundings
+from taskmanager.engine.words.definition import Definition, with_sender
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.outcome import Outcome, as_cause, extra_of, log_again, log_end
+from taskmanager.engine.words.timers import Alarm, WatchedClock
+from taskmanager.engine.words.waiters import Follower, Waiters, resolve, wait_in
+from taskmanager.engine.write.writer import Writer
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
@@ -35,7 +35,7 @@ from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.store.protocol import ClaimRequest
 
 if TYPE_CHECKING:
-    from taskmanager.engine.listeners import Listeners
+    from taskmanager.engine.write.listeners import Listeners
 
 
 class Life:

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
-from taskmanager.engine.late_ends import DueTime
-from taskmanager.engine.timers import Alarm, StallWatch
-from taskmanager.engine.write_watch import WriteWatch
+from taskmanager.engine.look.write_watch import WriteWatch
+from taskmanager.engine.words.timers import Alarm, StallWatch
+from taskmanager.engine.write.late_ends import DueTime
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.gil import Lending

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakKeyDictionary
 
 from taskmanager.codec.values import loads
-from taskmanager.engine.definition import Definition
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.intake import Intake
-from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.intake.intake import Intake
+from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.model.call_options import CallOptions
 from taskmanager.model.clock import from_us
 from taskmanager.model.config import QueueConfig

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from taskmanager.console import acts
 from taskmanager.console.acts import CHANGED, Answer, gone
-from taskmanager.engine.actions import why_not_again
+from taskmanager.engine.people.actions import why_not_again
 from taskmanager.manager import TaskManager
 from taskmanager.model.errors import StoreError, UnknownTask, unknown_task
 from taskmanager.model.record import TaskRow

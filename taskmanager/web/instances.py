@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from taskmanager.console.overview import Health, InstanceView, Overview
 from taskmanager.duties.recovery import Recovery
-from taskmanager.engine.instance import new_identity
+from taskmanager.engine.words.instance import new_identity
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import Store
 from taskmanager.store.sql.loads import Load, loads_of

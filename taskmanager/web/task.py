@@ -12,7 +12,7 @@ from taskmanager.console.documents import parsed
 from taskmanager.console.figures import MAX_CHARS, cut, exact, size, workflow_label
 from taskmanager.console.outlook import Surroundings, outlook, surroundings
 from taskmanager.console.record import policy, process_of, progress_of, so_far, step_until
-from taskmanager.engine.actions import why_not_again
+from taskmanager.engine.people.actions import why_not_again
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow
 from taskmanager.model.report import RunningTask

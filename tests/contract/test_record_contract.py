@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from taskmanager.engine.definition import with_sender
+from taskmanager.engine.words.definition import with_sender
 from taskmanager.model.record import TaskWrite
 from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.store.protocol import InstanceRow, Store, TaskFilter

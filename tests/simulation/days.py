@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from taskmanager.engine.timers import TOLERANCE_S
+from taskmanager.engine.words.timers import TOLERANCE_S
 from tests.simulation.calls import Calls
 from tests.simulation.disk import FileDisk
 from tests.simulation.process import HEART_US, Process

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from taskmanager import Snooze
-from taskmanager.engine.child import ChildCall, ChildReply, Heard, News
-from taskmanager.engine.lanes import BrokenProcess, Ended
+from taskmanager.engine.run.child import ChildCall, ChildReply, Heard, News
+from taskmanager.engine.run.lanes import BrokenProcess, Ended
 from tests.simulation.jobs import Planned, work_s
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskmanager import TaskHandle, TaskManager, TaskManagerError, TaskNotCompleted
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.lanes import CannotStart
+from taskmanager.engine.run.lanes import CannotStart
 from taskmanager.lifecycle import Lifecycle
 from taskmanager.model.errors import StoreError
 from taskmanager.model.states import TERMINAL

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from taskmanager.engine.child import ChildCall, ChildReply, Heard
+from taskmanager.engine.run.child import ChildCall, ChildReply, Heard
 from taskmanager.model.record import Write
 from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.store.protocol import CommitReport

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from taskmanager import TaskHandle, TaskManager, TaskStatus
-from taskmanager.engine.child import ChildCall, ChildReply, Heard
+from taskmanager.engine.run.child import ChildCall, ChildReply, Heard
 from taskmanager.store.protocol import News
 from tests.simulation.faults import Weather
 from tests.simulation.process import Process

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.life import Life
+from taskmanager.engine.words.attempt import Attempt
 from tests.simulation.scenario import play
 from tests.simulation.world import World
 

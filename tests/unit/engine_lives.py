@@ -5,9 +5,9 @@ from itertools import count
 from typing import Any
 
 from taskmanager import TaskManager
-from taskmanager.engine.attempt import Attempt, SlotKeeper, Surroundings
-from taskmanager.engine.definition import Definition
-from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.words.attempt import Attempt, SlotKeeper, Surroundings
+from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.model.states import TaskStatus
 
 _numbers = count(1)

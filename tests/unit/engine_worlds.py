@@ -7,7 +7,7 @@ from typing import Any
 
 from taskmanager import TaskManager
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.phases import Phase
+from taskmanager.engine.words.phases import Phase
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TERMINAL
 from taskmanager.store.memory import MemoryStore

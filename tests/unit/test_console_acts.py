@@ -12,7 +12,7 @@ from taskmanager import TaskManager
 from taskmanager.codec.values import MAX_ENCODED_BYTES
 from taskmanager.console import acts
 from taskmanager.console.acts import Answer
-from taskmanager.engine.definition import options_of
+from taskmanager.engine.words.definition import options_of
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import ArgumentError, StoreError, StoreUnavailable
 from taskmanager.model.record import TaskRow, UnreadableRow

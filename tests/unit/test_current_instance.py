@@ -12,7 +12,7 @@ import pytest
 
 from taskmanager import ManagerStopped, StoreError, TaskHandle, TaskManager, WrongProcess, current_instance
 from taskmanager.current_instance import CurrentInstance, Hint
-from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import FaultyStore, isolated
 from tests.unit.engine_worlds import happens

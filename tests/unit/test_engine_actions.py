@@ -8,8 +8,8 @@ from typing import Any, Final
 import pytest
 
 from taskmanager import StoreUnavailable, TaskCancelled, TaskEvent, TaskHandle
-from taskmanager.engine.actions import PAGE, cancel_stored, retry_stored, why_not_again
-from taskmanager.engine.definition import RowCodec
+from taskmanager.engine.people.actions import PAGE, cancel_stored, retry_stored, why_not_again
+from taskmanager.engine.words.definition import RowCodec
 from taskmanager.model.ids import keyed_task_id
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.states import TaskStatus

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from taskmanager import QueueConfig, TaskCancelled, TaskHandle, TaskManager
-from taskmanager.engine.attempt import Attempt
+from taskmanager.engine.words.attempt import Attempt
 from taskmanager.testing import isolated
 from tests.unit.engine_worlds import manager_of, world_of
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskCancelled, TaskFailed, TaskManager, current_task
-from taskmanager.engine import child_program
-from taskmanager.engine.child_link import ending
+from taskmanager.engine.run import child_program
+from taskmanager.engine.run.child_link import ending
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 log = logging.getLogger("app.of.tests")

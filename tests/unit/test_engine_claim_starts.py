@@ -1,4 +1,4 @@
-"""`taskmanager.engine.claiming`: rows that a claim has started, and claims whose answer is lost."""
+"""`taskmanager.engine.look.claiming`: rows that a claim has started, and claims whose answer is lost."""
 
 import asyncio
 import contextlib

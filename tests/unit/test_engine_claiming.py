@@ -1,4 +1,4 @@
-"""`taskmanager.engine.claiming`: rows in the file that no version of this library has written."""
+"""`taskmanager.engine.look.claiming`: rows in the file that no version of this library has written."""
 
 import asyncio
 import copy

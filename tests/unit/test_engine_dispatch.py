@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from taskmanager.engine import dispatch
-from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.definition import Definition
-from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.phases import Phase
+from taskmanager.engine.choose import dispatch
+from taskmanager.engine.choose.dispatch import Dispatcher
+from taskmanager.engine.words.attempt import Attempt
+from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.phases import Phase
 from taskmanager.model.config import QueueConfig
 from tests.unit.engine_lives import around, definition_of, new_live, running
 

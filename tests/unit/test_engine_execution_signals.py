@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from taskmanager import TaskManager
-from taskmanager.engine.lanes import ProcessLane
+from taskmanager.engine.run.lanes import ProcessLane
 from taskmanager.store.memory import MemoryStore
 
 pytestmark = [

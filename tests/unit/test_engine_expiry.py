@@ -146,7 +146,7 @@ async def test_expiry_watches_a_task_again_whose_entry_was_cleared_away(
 ) -> None:
     """While a task runs its entry may go, so that long promises do not pile up; its next wait makes another one."""
     caplog.set_level(logging.INFO, "taskmanager")
-    monkeypatch.setattr("taskmanager.engine.timers.STALE_CLEANUP_AT", 2)
+    monkeypatch.setattr("taskmanager.engine.words.timers.STALE_CLEANUP_AT", 2)
     manager = manager_of(concurrency=1)
     work = working(manager, persist=True)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from taskmanager import TaskHandle, TaskManager, TaskStatus
-from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.words.live_task import LiveTask
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from taskmanager.engine.history import WIDTH, HistoryLine
-from taskmanager.engine.outbox import Line
+from taskmanager.engine.write.history import WIDTH, HistoryLine
+from taskmanager.engine.write.outbox import Line
 
 
 class Other(NamedTuple):

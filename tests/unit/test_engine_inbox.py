@@ -13,9 +13,9 @@ import pytest
 
 from taskmanager import ManagerStopped, QueueFull, TaskCancelled, TaskInterrupted, TaskManager, TaskStatus
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.inbox import HELPING
+from taskmanager.engine.intake.inbox import HELPING
 from taskmanager.engine.life import Life
-from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.store.protocol import TaskFilter
 from tests.unit.engine_worlds import assert_counters, engine_of, happens, manager_of, persisted, turns_until, world_of
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from taskmanager.engine.instance import new_identity
+from taskmanager.engine.words.instance import new_identity
 from taskmanager.store.sqlite.presence import InstanceLock, is_dead, lock_path
 
 needs_flock = pytest.mark.skipif(sys.platform == "win32", reason="no flock on this platform")

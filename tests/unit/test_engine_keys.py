@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskCancelled, TaskFailed
-from taskmanager.engine.keys import Answer, answer, answer_of
+from taskmanager.engine.intake.keys import Answer, answer, answer_of
 from taskmanager.model.record import UnreadableRow
 from taskmanager.model.states import TERMINAL, TaskStatus
 from tests.unit.engine_lives import LIGHT, WORK, new_live

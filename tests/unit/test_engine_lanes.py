@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from taskmanager import ConfigurationError, TaskCancelled, TaskFailed, TaskInterrupted, TaskManager, current_task
-from taskmanager.engine import lanes
-from taskmanager.engine.child import find_function
+from taskmanager.engine.run import lanes
+from taskmanager.engine.run.child import find_function
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -303,7 +303,7 @@ def refuse(what: str) -> None:
 
 
 def refuse_in_parent(what: str) -> Exception:
-    from taskmanager.engine import child
+    from taskmanager.engine.run import child
 
     if not child.is_lane_child:
         raise SystemExit(what)

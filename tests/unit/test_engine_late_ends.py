@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskManager, TaskStatus
-from taskmanager.engine import late_ends
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.writer import Writer
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.write import late_ends
+from taskmanager.engine.write.writer import Writer
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.record import Write
 from taskmanager.store.protocol import CommitReport

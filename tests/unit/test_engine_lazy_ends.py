@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from taskmanager import QueueConfig, TaskHandle, TaskManager, TaskStatus, current_task
-from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.model.record import Write
 from taskmanager.store.protocol import CommitReport
 from taskmanager.testing import FaultyStore, World, isolated

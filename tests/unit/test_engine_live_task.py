@@ -2,8 +2,8 @@
 
 import pytest
 
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.phases import Phase
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.phases import Phase
 from taskmanager.model.record import Expected, TaskRow
 from taskmanager.model.states import TaskStatus
 from tests.unit.engine_lives import LIGHT, WORK, definition_of, new_live

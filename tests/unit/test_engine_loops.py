@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskManager
-from taskmanager.engine import loops
-from taskmanager.engine.loops import Host
+from taskmanager.engine.words import loops
+from taskmanager.engine.words.loops import Host
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 

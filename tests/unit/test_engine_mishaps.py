@@ -16,8 +16,8 @@ from taskmanager import (
     TaskStatus,
     current_task,
 )
-from taskmanager.engine.inbox import Inbox
-from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.intake.inbox import Inbox
+from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.model.record import TaskWrite
 from taskmanager.testing import isolated
 from tests.unit.engine_lives import new_live

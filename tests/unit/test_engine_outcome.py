@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from taskmanager import TaskError, TaskManager, TaskResult
-from taskmanager.engine.outcome import words_of
+from taskmanager.engine.words.outcome import words_of
 from tests.unit.hostile import OTHERS, TRAITS, made, raise_it, raise_it_async
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from taskmanager.engine.definition import Definition
-from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.phases import HELD, MOVES, WAITING, ForbiddenMove, Phase
+from taskmanager.engine.choose.dispatch import Dispatcher
+from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.phases import HELD, MOVES, WAITING, ForbiddenMove, Phase
 from tests.unit.engine_lives import LIGHT, WORK, new_live
 
 ALL = [(old, new) for old in Phase for new in Phase]

@@ -6,13 +6,13 @@ import pytest
 
 from taskmanager import TaskManager
 from taskmanager.codec.safe import MAX_TEXT_CHARS
-from taskmanager.engine.attempt import Attempt, StopReason
-from taskmanager.engine.definition import Definition
-from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.live_task import NO_WORKER, LiveTask
-from taskmanager.engine.outcome import MAX_REASON_CHARS, Outcome, describe, failure_of
-from taskmanager.engine.phases import Phase
-from taskmanager.engine.settle import Next, Settlement
+from taskmanager.engine.choose.dispatch import Dispatcher
+from taskmanager.engine.run.settle import Next, Settlement
+from taskmanager.engine.words.attempt import Attempt, StopReason
+from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.live_task import NO_WORKER, LiveTask
+from taskmanager.engine.words.outcome import MAX_REASON_CHARS, Outcome, describe, failure_of
+from taskmanager.engine.words.phases import Phase
 from taskmanager.model.config import RetryPolicy
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import AttemptOutcome, BuiltInTaskCode, TaskStatus, can_move

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from taskmanager import QueueConfig, TaskCancelled, TaskManager, TaskStatus
-from taskmanager.engine import sharing
+from taskmanager.engine.look import sharing
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.schedule import ScheduleDeclaration
 from taskmanager.store.protocol import ClaimRequest, CommitReport, InstanceRow, News

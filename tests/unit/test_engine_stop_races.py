@@ -21,10 +21,10 @@ from taskmanager import (
     TaskNotCompleted,
     TaskStatus,
 )
-from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.inbox import HELPING
-from taskmanager.engine.outbox import Sent
-from taskmanager.engine.writer import MAX_BATCH
+from taskmanager.engine.intake.inbox import HELPING
+from taskmanager.engine.words.attempt import Attempt
+from taskmanager.engine.write.outbox import Sent
+from taskmanager.engine.write.writer import MAX_BATCH
 from taskmanager.store.protocol import CommitReport
 from taskmanager.store.sqlite.presence import InstanceLock, is_dead, lock_path
 from taskmanager.testing import Fault, FaultyStore

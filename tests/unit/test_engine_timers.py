@@ -13,7 +13,7 @@ import pytest
 from taskmanager import Snooze, TaskExpired, TaskManager, current_task
 from taskmanager.duties.retention import Retention
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.timers import BEAT_S, HOLD_S, StallWatch, WatchedClock
+from taskmanager.engine.words.timers import BEAT_S, HOLD_S, StallWatch, WatchedClock
 from taskmanager.model import ids
 from taskmanager.model.clock import HOUR_US, SECOND_US, SystemClock, to_us
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of

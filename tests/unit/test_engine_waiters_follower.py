@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from taskmanager.engine import waiters
-from taskmanager.engine.live_task import Ending
-from taskmanager.engine.waiters import Follower
+from taskmanager.engine.words import waiters
+from taskmanager.engine.words.live_task import Ending
+from taskmanager.engine.words.waiters import Follower
 from taskmanager.model.errors import StoreUnavailable, UnknownTask
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.result import TaskError, TaskResult

@@ -18,8 +18,8 @@ from taskmanager import (
     current_task,
 )
 from taskmanager.engine.after_write import AfterWrite
-from taskmanager.engine.claiming import Claimer
-from taskmanager.engine.phases import Phase
+from taskmanager.engine.look.claiming import Claimer
+from taskmanager.engine.words.phases import Phase
 from taskmanager.model.record import TaskWrite, expected_of
 from taskmanager.testing.faulty import Fault
 from tests.unit.engine_worlds import assert_counters, engine_of, manager_of, persisted, turns_until, world_of

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from taskmanager.engine import writer as writer_module
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE
-from taskmanager.engine.phases import Phase
-from taskmanager.engine.writer import MAX_BATCH, Writer
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.phases import Phase
+from taskmanager.engine.write import writer as writer_module
+from taskmanager.engine.write.outbox import HISTORY_BATCH, HISTORY_SLICE
+from taskmanager.engine.write.writer import MAX_BATCH, Writer
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite, Write
 from taskmanager.model.states import TaskStatus

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskError, TaskManager, TaskResult, current_task
-from taskmanager.engine import attempt
+from taskmanager.engine.words import attempt
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 

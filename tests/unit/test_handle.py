@@ -22,7 +22,7 @@ from taskmanager import (
     TaskResult,
     TaskStatus,
 )
-from taskmanager.engine.actions import retry_stored
+from taskmanager.engine.people.actions import retry_stored
 from taskmanager.model.record import TaskWrite, expected_of
 from taskmanager.testing import World
 from tests.unit.engine_worlds import Store, engine_of, happens, manager_of, world_of
@@ -160,7 +160,7 @@ async def test_a_handle_follows_runs_that_never_started(persist: bool) -> None:
 async def test_a_key_finds_the_run_and_not_the_end_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a memory-only task: neither the end that the retry of another process left behind, nor the end that leaves the
     window while the task runs again."""
-    monkeypatch.setattr("taskmanager.engine.keys.KEYED_WINDOW", 1)
+    monkeypatch.setattr("taskmanager.engine.intake.keys.KEYED_WINDOW", 1)
     manager = manager_of()
     flaky = Flaky(manager, persist=False)
     async with world_of(manager) as (world, store):
@@ -194,7 +194,7 @@ async def test_a_retry_that_is_refused_changes_no_handle() -> None:
 
 async def test_the_memory_of_retries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go first; a handle of one of those gives the end that it knows."""
-    monkeypatch.setattr("taskmanager.engine.keys.RERUN_WINDOW", 2)
+    monkeypatch.setattr("taskmanager.engine.intake.keys.RERUN_WINDOW", 2)
     manager = manager_of()
     flaky = Flaky(manager, persist=True)
     async with world_of(manager) as (world, store):

@@ -14,8 +14,8 @@ from typing import Any, Final
 import pytest
 
 from taskmanager import ConfigurationError, ManagerStopped, StoreError, TaskEvent, TaskFailed, TaskManager, TaskStatus
-from taskmanager.engine.intake import Intake
-from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.intake.intake import Intake
+from taskmanager.engine.words.live_task import LiveTask
 
 pytestmark = pytest.mark.timeout(60)
 

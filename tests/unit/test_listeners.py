@@ -22,13 +22,13 @@ from taskmanager import (
     current_task,
     task,
 )
-from taskmanager.engine import listeners
-from taskmanager.engine.definition import RowCodec
-from taskmanager.engine.events import EventReader, Noted
-from taskmanager.engine.instance import new_identity
-from taskmanager.engine.listeners import Ear, Listeners
-from taskmanager.engine.outbox import Sent
-from taskmanager.engine.writes import write_of
+from taskmanager.engine.words.definition import RowCodec
+from taskmanager.engine.words.instance import new_identity
+from taskmanager.engine.write import listeners
+from taskmanager.engine.write.events import EventReader, Noted
+from taskmanager.engine.write.listeners import Ear, Listeners
+from taskmanager.engine.write.outbox import Sent
+from taskmanager.engine.write.writes import write_of
 from taskmanager.model.hooks import Hooks
 from taskmanager.rules.events import steps_between
 from taskmanager.store.memory import MemoryStore

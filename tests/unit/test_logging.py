@@ -16,9 +16,9 @@ from typing import Final
 import pytest
 
 from taskmanager import TaskError, TaskManager, TaskResult, current_task
-from taskmanager.engine.definition import Definition
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.outcome import extra_of
+from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.outcome import extra_of
 from taskmanager.model.logger import DISABLED, logger
 
 pytestmark = pytest.mark.anyio
@@ -260,9 +260,9 @@ def test_no_handler_is_installed_and_nothing_is_printed(tmp_path: Path) -> None:
     program = """
 import asyncio, logging
 from taskmanager import TaskManager, current_task
-from taskmanager.engine.definition import Definition
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.outcome import extra_of
+from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.outcome import extra_of
 from taskmanager.model.logger import DISABLED, logger
 manager = TaskManager("tasks.db")
 

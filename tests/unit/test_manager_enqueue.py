@@ -16,7 +16,7 @@ from taskmanager import (
     TaskStatus,
     UnknownTask,
 )
-from taskmanager.engine.intake import warn_of_held_tasks
+from taskmanager.engine.intake.intake import warn_of_held_tasks
 from taskmanager.testing import START, World
 
 pytestmark = pytest.mark.anyio

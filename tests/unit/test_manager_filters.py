@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from taskmanager import ConfigurationError, TaskHandle, TaskManager, TaskStatus
-from taskmanager.engine import actions
+from taskmanager.engine.people import actions
 from taskmanager.model.states import WAITING
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import TaskFilter

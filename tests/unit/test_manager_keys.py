@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from taskmanager import ManagerStopped, QueueConfig, QueueFull, TaskManager, TaskStatus, task
-from taskmanager.engine.inbox import Inbox
-from taskmanager.engine.keys import Keys
-from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.intake.inbox import Inbox
+from taskmanager.engine.intake.keys import Keys
+from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import START, World, isolated
 

@@ -249,7 +249,7 @@ async def test_a_failure_is_recorded_with_its_traceback(world: World) -> None:
     assert info.error_code == "UNHANDLED_EXCEPTION"
     assert info.failed_reason is not None
     assert "ValueError: no such report" in info.failed_reason
-    assert "engine/execution.py" not in info.failed_reason
+    assert "engine/run/execution.py" not in info.failed_reason
     assert info.result is not None
     assert info.result.is_err()
 

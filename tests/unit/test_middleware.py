@@ -30,7 +30,7 @@ from taskmanager import (
     current_task,
     task,
 )
-from taskmanager.engine import lanes
+from taskmanager.engine.run import lanes
 from taskmanager.testing import World
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]

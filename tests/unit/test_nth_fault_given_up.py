@@ -27,7 +27,7 @@ from taskmanager import (
     current_task,
     lifecycle,
 )
-from taskmanager.engine import writer
+from taskmanager.engine.write import writer
 from taskmanager.model.record import AttemptRow, TaskRow, Write
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import CommitReport, Store

@@ -538,7 +538,7 @@ async def test_new_record_gives_retries_and_crashes_back(world: World, ran: Ran)
 
 async def test_too_many_steps_end_the_task(program: Program, monkeypatch: pytest.MonkeyPatch, ran: Ran) -> None:
     """Also when some of them are of an earlier run."""
-    monkeypatch.setattr("taskmanager.engine.step_records.MAX_RECORDS", 3)
+    monkeypatch.setattr("taskmanager.engine.steps.records.MAX_RECORDS", 3)
     many = [2, 9]
 
     async def code() -> None:
@@ -554,7 +554,7 @@ async def test_too_many_steps_end_the_task(program: Program, monkeypatch: pytest
 
 
 async def test_too_long_results_end_the_task(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskmanager.engine.step_records.MAX_RECORDED_CHARS", 1_000)
+    monkeypatch.setattr("taskmanager.engine.steps.records.MAX_RECORDED_CHARS", 1_000)
 
     async def page() -> str:
         return "x" * 400

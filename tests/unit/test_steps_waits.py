@@ -30,7 +30,7 @@ from taskmanager import (
     step,
     wait_for,
 )
-from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.testing import World, isolated
 from tests.unit.duties.scene import until
 

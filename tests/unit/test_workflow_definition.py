@@ -30,7 +30,7 @@ from taskmanager import (
     task,
 )
 from taskmanager.codec.values import loads
-from taskmanager.engine.definition import Definition
+from taskmanager.engine.words.definition import Definition
 from taskmanager.model.ids import child_workflow_id
 from taskmanager.model.workflows import AFTER, RESULT, VALUE, Graph, NodeRow, WorkflowRow
 from taskmanager.workflow_graph import graph_of

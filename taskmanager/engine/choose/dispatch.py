@@ -11,10 +11,11 @@ from heapq import heappop, heappush, heapreplace
 from itertools import count, islice
 from typing import Final, NoReturn
 
-from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.outcome import extra_of
-from taskmanager.engine.phases import (
+from taskmanager.engine.choose.queue_state import Entry, QueueState, Source, SourceKey
+from taskmanager.engine.words.attempt import Attempt
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.outcome import extra_of
+from taskmanager.engine.words.phases import (
     BEGINS_TO_WAIT,
     COUNTS_ALWAYS,
     DELAYED,
@@ -33,9 +34,8 @@ from taskmanager.engine.phases import (
     ForbiddenMove,
     Phase,
 )
-from taskmanager.engine.queue_state import Entry, QueueState, Source, SourceKey
-from taskmanager.engine.timers import STALE_CLEANUP_AT, Delays
-from taskmanager.engine.waiters import Waiters, resolve, wait_in
+from taskmanager.engine.words.timers import STALE_CLEANUP_AT, Delays
+from taskmanager.engine.words.waiters import Waiters, resolve, wait_in
 from taskmanager.model.config import QueueConfig, queue_of_a_row
 from taskmanager.model.logger import logger
 from taskmanager.model.states import PENDING, Lane
@@ -395,7 +395,7 @@ class Dispatcher:
         """Return when some task has left the waiting."""
         await wait_in(self._room_waiters)
 
-    # Attempts that wait for other tasks lend their slot (see engine/attempt.py).
+    # Attempts that wait for other tasks lend their slot (see engine/words/attempt.py).
 
     def lend(self, attempt: Attempt) -> None:
         """`attempt` waits for a handle and gives up its slot.

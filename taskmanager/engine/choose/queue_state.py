@@ -6,8 +6,8 @@ An application may make one queue for each customer, so a queue without work mus
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.words.attempt import Attempt
+from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.model.config import QueueConfig
 from taskmanager.model.states import Lane
 from taskmanager.rules.ready import ReadyQueue, Slots

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.phases import READY, RUNNING
-from taskmanager.engine.queue_state import QueueState
+from taskmanager.engine.choose.dispatch import Dispatcher
+from taskmanager.engine.choose.queue_state import QueueState
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.phases import READY, RUNNING
 from taskmanager.model.states import TaskStatus
 
 

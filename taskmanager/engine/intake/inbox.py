@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Sized
 from typing import Any, Final
 
-from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.outbox import HISTORY_BATCH
-from taskmanager.engine.phases import ARRIVED
-from taskmanager.engine.waiters import resolve, wait_in
-from taskmanager.engine.writer import Writer
+from taskmanager.engine.choose.dispatch import Dispatcher
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.phases import ARRIVED
+from taskmanager.engine.words.waiters import resolve, wait_in
+from taskmanager.engine.write.outbox import HISTORY_BATCH
+from taskmanager.engine.write.writer import Writer
 from taskmanager.model.errors import ManagerStopped
 from taskmanager.model.states import COMPLETED
 

@@ -16,15 +16,15 @@ from enum import Enum
 from typing import Any, Final
 
 from taskmanager.codec.arguments import NO_ARGUMENTS
-from taskmanager.engine import child
-from taskmanager.engine.definition import Definition
-from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.inbox import Inbox, loop_is_closed
-from taskmanager.engine.keys import Keys
-from taskmanager.engine.live_task import NOT_SAVED, Ending, LiveTask
-from taskmanager.engine.outcome import extra_of
-from taskmanager.engine.settings import Settings
-from taskmanager.engine.waiters import tell
+from taskmanager.engine.choose.dispatch import Dispatcher
+from taskmanager.engine.intake.inbox import Inbox, loop_is_closed
+from taskmanager.engine.intake.keys import Keys
+from taskmanager.engine.run import child
+from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.live_task import NOT_SAVED, Ending, LiveTask
+from taskmanager.engine.words.outcome import extra_of
+from taskmanager.engine.words.settings import Settings
+from taskmanager.engine.words.waiters import tell
 from taskmanager.model.call_options import NO_OPTIONS, CallOptions
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.config import QueueConfig

@@ -13,8 +13,8 @@ from enum import Enum
 from itertools import count
 from typing import Final
 
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.outcome import extra_of
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.outcome import extra_of
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, UnreadableRow
 from taskmanager.model.states import TaskStatus

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import Context
 from typing import Final
 
-from taskmanager.engine.definition import timeout_of
+from taskmanager.engine.choose.queue_state import QueueState, SharedLimit
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.live_task import Ending, LiveTask
-from taskmanager.engine.outcome import log_failed
-from taskmanager.engine.phases import ACCEPTED, LEFT
-from taskmanager.engine.queue_state import QueueState, SharedLimit
-from taskmanager.engine.sharing import Fairness
+from taskmanager.engine.look.sharing import Fairness
+from taskmanager.engine.words.definition import timeout_of
+from taskmanager.engine.words.live_task import Ending, LiveTask
+from taskmanager.engine.words.outcome import log_failed
+from taskmanager.engine.words.phases import ACCEPTED, LEFT
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, UnreadableRow, expected_of

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.record import Expected, TaskRow, UnreadableRow, expected_of

@@ -9,13 +9,13 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from taskmanager.engine.claiming import Claimer
-from taskmanager.engine.database_watch import DatabaseWatch
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import EARLY_S
-from taskmanager.engine.sharing import Sharing
-from taskmanager.engine.timers import next_beat
-from taskmanager.engine.write_watch import WriteWatch
+from taskmanager.engine.look.claiming import Claimer
+from taskmanager.engine.look.database_watch import DatabaseWatch
+from taskmanager.engine.look.sharing import Sharing
+from taskmanager.engine.look.write_watch import WriteWatch
+from taskmanager.engine.words.instance import EARLY_S
+from taskmanager.engine.words.timers import next_beat
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.wording import counted

@@ -10,11 +10,11 @@ from itertools import islice
 from typing import Any, Final
 
 from taskmanager.codec.values import loads
+from taskmanager.engine.choose.queue_state import QueueState
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import EARLY_S
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.phases import READY
-from taskmanager.engine.queue_state import QueueState
+from taskmanager.engine.words.instance import EARLY_S
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.phases import READY
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.record import TaskRow
 from taskmanager.store.protocol import FreeQueue, InstanceRow, WaitingLevel

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.timers import next_beat
+from taskmanager.engine.words.timers import next_beat
 
 LOOK_S: Final = 0.025
 """How often the mark of the store is looked at while somebody may just have written."""

@@ -14,12 +14,12 @@ from functools import partial
 from typing import Any, Final
 
 from taskmanager.codec.values import dumps
-from taskmanager.engine.definition import RowCodec, options_of
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.live_task import Ending, LiveTask
-from taskmanager.engine.loops import shielded
-from taskmanager.engine.records import Records, chosen, fits, is_free
-from taskmanager.engine.waiters import wait_in
+from taskmanager.engine.people.records import Records, chosen, fits, is_free
+from taskmanager.engine.words.definition import RowCodec, options_of
+from taskmanager.engine.words.live_task import Ending, LiveTask
+from taskmanager.engine.words.loops import shielded
+from taskmanager.engine.words.waiters import wait_in
 from taskmanager.model.checks import check_age, check_task_id
 from taskmanager.model.clock import before_us
 from taskmanager.model.errors import ConfigurationError, NotPersisted, QueueFull, unknown_task

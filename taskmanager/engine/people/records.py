@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from taskmanager.engine.definition import carries
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.loops import shielded
-from taskmanager.engine.phases import DONE, ENDED
-from taskmanager.engine.views import attempt_info, step_info, summary_info, task_info
-from taskmanager.engine.waiters import ended, lent_slot
+from taskmanager.engine.words.definition import carries
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.loops import shielded
+from taskmanager.engine.words.phases import DONE, ENDED
+from taskmanager.engine.words.views import attempt_info, step_info, summary_info, task_info
+from taskmanager.engine.words.waiters import ended, lent_slot
 from taskmanager.model.checks import (
     check_limit,
     check_queue_name,

@@ -6,9 +6,9 @@ All of it is in the store. So it is the same for a workflow of any instance, and
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast, get_args
 
-from taskmanager.engine.definition import RowCodec
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.live_task import GOES_ON, Ending
+from taskmanager.engine.words.definition import RowCodec
+from taskmanager.engine.words.live_task import GOES_ON, Ending
 from taskmanager.model.checks import check_limit, is_storable
 from taskmanager.model.clock import from_us
 from taskmanager.model.errors import ConfigurationError, StoreUnavailable, UnknownTask, unknown_workflow

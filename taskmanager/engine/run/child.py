@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from taskmanager.codec.annotations import is_async
 from taskmanager.codec.safe import readable
-from taskmanager.engine.outcome import describe, error_of, words_of
+from taskmanager.engine.words.outcome import describe, error_of, words_of
 from taskmanager.model.errors import ArgumentError, ConfigurationError
 from taskmanager.model.result import TaskResult, plain_text
 

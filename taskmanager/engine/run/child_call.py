@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.child import ChildCall, ChildReply, News
-from taskmanager.engine.definition import Definition
-from taskmanager.engine.lanes import BrokenProcess
-from taskmanager.engine.outcome import Outcome, extra_of, failure_in_words, outcome_of
+from taskmanager.engine.run.child import ChildCall, ChildReply, News
+from taskmanager.engine.run.lanes import BrokenProcess
+from taskmanager.engine.words.attempt import Attempt
+from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.outcome import Outcome, extra_of, failure_in_words, outcome_of
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, trusted_code
 from taskmanager.model.states import BuiltInTaskCode

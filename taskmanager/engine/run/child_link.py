@@ -22,8 +22,8 @@ from anyio import (
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from taskmanager.engine.child import BEGUN, HEADER, ChildReply, Heard, News, Welcome
-from taskmanager.engine.loops import Host, shielded
+from taskmanager.engine.run.child import BEGUN, HEADER, ChildReply, Heard, News, Welcome
+from taskmanager.engine.words.loops import Host, shielded
 from taskmanager.model.logger import logger
 
 MAX_FRAME_BYTES: Final = 1 << 40
@@ -37,7 +37,7 @@ STDERR_PATIENCE_S: Final = 0.2
 # Sets the path first, because the library may be found only through it. Until then -P keeps the current directory out.
 _PROGRAM: Final = (
     "import os, pickle, sys; calls = os.fdopen(os.dup(0), 'rb'); sys.path[:] = pickle.load(calls); "
-    "from taskmanager.engine.child_program import serve; serve(calls)"
+    "from taskmanager.engine.run.child_program import serve; serve(calls)"
 )
 _AT_END: Final = (EndOfStream, IncompleteRead, BrokenResourceError, ClosedResourceError, OSError)
 

@@ -30,9 +30,8 @@ from types import FrameType, ModuleType
 from typing import Any, BinaryIO, Final
 
 from taskmanager.codec.safe import readable, safe_text
-from taskmanager.engine import child
-from taskmanager.engine.attempt import MAX_LOG_ENTRIES
-from taskmanager.engine.child import (
+from taskmanager.engine.run import child
+from taskmanager.engine.run.child import (
     BEGUN,
     HEADER,
     ChildCall,
@@ -47,7 +46,8 @@ from taskmanager.engine.child import (
     packed_failure,
     packed_value,
 )
-from taskmanager.engine.outcome import describe, mistake_in, name_of
+from taskmanager.engine.words.attempt import MAX_LOG_ENTRIES
+from taskmanager.engine.words.outcome import describe, mistake_in, name_of
 from taskmanager.model.clock import SystemClock, from_us
 from taskmanager.model.context import TaskSource, current
 

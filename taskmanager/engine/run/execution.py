@@ -11,10 +11,11 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
-from taskmanager.engine.attempt import Attempt, StopReason, drive
-from taskmanager.engine.lanes import BrokenProcess, CannotStart, Ended, ProcessLane, ThreadLane
-from taskmanager.engine.loops import Host, let_loop_close
-from taskmanager.engine.outcome import (
+from taskmanager.engine.run.lanes import BrokenProcess, CannotStart, Ended, ProcessLane, ThreadLane
+from taskmanager.engine.run.time_limits import TimeLimits
+from taskmanager.engine.words.attempt import Attempt, StopReason, drive
+from taskmanager.engine.words.loops import Host, let_loop_close
+from taskmanager.engine.words.outcome import (
     Outcome,
     comes_from_signal,
     comes_from_stop,
@@ -24,7 +25,6 @@ from taskmanager.engine.outcome import (
     outcome_of,
     timed_out,
 )
-from taskmanager.engine.time_limits import TimeLimits
 from taskmanager.model.context import current
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.hooks import Middleware
@@ -157,7 +157,7 @@ class Runner:
 
     async def _run_node(self, attempt: Attempt, way: "Callable[[Attempt], Coroutine[Any, Any, None]]") -> None:
         """Read the inputs of a node of a workflow, and run its task with them. Its time limit begins then."""
-        from taskmanager.engine.nodes import take_inputs
+        from taskmanager.engine.run.nodes import take_inputs
 
         current.set(attempt)
         live = attempt.live
@@ -256,7 +256,7 @@ class Runner:
         return True
 
     async def _run_process(self, attempt: Attempt) -> None:
-        from taskmanager.engine.child_call import child_call, hear, outcome_of_crash, outcome_of_reply
+        from taskmanager.engine.run.child_call import child_call, hear, outcome_of_crash, outcome_of_reply
 
         current.set(attempt)
         try:
@@ -282,7 +282,7 @@ class Runner:
 
     async def _run_surrounded(self, attempt: Attempt) -> None:
         """Run an attempt of any lane with the middleware around its function."""
-        from taskmanager.engine.middleware import Surrounded
+        from taskmanager.engine.run.middleware import Surrounded
 
         current.set(attempt)
         surrounded, attempt.is_surrounded = None, True

@@ -20,16 +20,16 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskmanager.engine.child import ChildCall, ChildReply, Heard, Levels, end_if_copy, framed_call, unpacked
-from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.loops import Host, let_loop_close
-from taskmanager.engine.outcome import Outcome, words_of
+from taskmanager.engine.choose.dispatch import Dispatcher
+from taskmanager.engine.run.child import ChildCall, ChildReply, Heard, Levels, end_if_copy, framed_call, unpacked
+from taskmanager.engine.words.loops import Host, let_loop_close
+from taskmanager.engine.words.outcome import Outcome, words_of
 from taskmanager.model.gil import Lending
 from taskmanager.model.logger import logger
 from taskmanager.model.states import Lane
 
 if TYPE_CHECKING:
-    from taskmanager.engine.child_link import Child
+    from taskmanager.engine.run.child_link import Child
 
 CLOSE_PATIENCE_S: Final = 0.5
 IDLE_S: Final = 300.0
@@ -174,7 +174,7 @@ class ProcessLane:
 
         Cancelling kills the child. Raises `BrokenProcess` when it died by itself, `CannotStart` when there is none.
         """
-        from taskmanager.engine.child_link import Died
+        from taskmanager.engine.run.child_link import Died
 
         framed, context = framed_call(call, _levels()), copy_context()
         why = ""
@@ -270,7 +270,7 @@ class ProcessLane:
             coming.add_done_callback(self._came_up)
 
     async def _come_up(self) -> None:
-        from taskmanager.engine.child_link import Died, spawned
+        from taskmanager.engine.run.child_link import Died, spawned
 
         child = None
         try:

@@ -18,10 +18,10 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, NamedTuple
 
-from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.child_call import child_call, error_in, hear, outcome_of_crash, outcome_of_reply
-from taskmanager.engine.lanes import BrokenProcess, CannotStart, ProcessLane, ThreadLane
-from taskmanager.engine.outcome import Outcome, outcome_of
+from taskmanager.engine.run.child_call import child_call, error_in, hear, outcome_of_crash, outcome_of_reply
+from taskmanager.engine.run.lanes import BrokenProcess, CannotStart, ProcessLane, ThreadLane
+from taskmanager.engine.words.attempt import Attempt
+from taskmanager.engine.words.outcome import Outcome, outcome_of
 from taskmanager.model.context import current_task
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.hooks import Middleware

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.outcome import Outcome
+from taskmanager.engine.words.attempt import Attempt
+from taskmanager.engine.words.outcome import Outcome
 from taskmanager.model.errors import ArgumentError, StoreError, StoreUnavailable
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from taskmanager.codec.safe import safe_text
-from taskmanager.engine.attempt import Attempt, StopReason
-from taskmanager.engine.definition import Definition
-from taskmanager.engine.live_task import GOES_ON, NO_WORKER, Ending, LiveTask, Worker
-from taskmanager.engine.outcome import Outcome
+from taskmanager.engine.words.attempt import Attempt, StopReason
+from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.live_task import GOES_ON, NO_WORKER, Ending, LiveTask, Worker
+from taskmanager.engine.words.outcome import Outcome
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from taskmanager.engine.attempt import Attempt
+from taskmanager.engine.words.attempt import Attempt
 
 _NOTHING_LEFT_S: Final = 1e-6
 """Less than that is what the sum of floats is off by. A timer of so little may ring before any time has passed."""

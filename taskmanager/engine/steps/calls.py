@@ -17,20 +17,20 @@ from typing import Any, NoReturn, TypeVar
 from taskmanager.codec.annotations import is_async, named_function
 from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec
-from taskmanager.engine.attempt import Attempt, StopReason
-from taskmanager.engine.definition import Definition
-from taskmanager.engine.lanes import ProcessLane, ThreadLane
-from taskmanager.engine.loops import outlast
-from taskmanager.engine.outcome import (
+from taskmanager.engine.run.lanes import ProcessLane, ThreadLane
+from taskmanager.engine.steps.lanes import Call, Refused, StepLanes
+from taskmanager.engine.steps.records import PAGE, StepRecords
+from taskmanager.engine.steps.waits import StepWaits, Wait
+from taskmanager.engine.words.attempt import Attempt, StopReason
+from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.loops import outlast
+from taskmanager.engine.words.outcome import (
     Outcome,
     as_cause,
     comes_from_stop,
     extra_of,
     failure_of,
 )
-from taskmanager.engine.step_lanes import Call, Refused, StepLanes
-from taskmanager.engine.step_records import PAGE, StepRecords
-from taskmanager.engine.step_waits import StepWaits, Wait
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import ConfigurationError, NotInTask, NotPersisted, StepFailed, StoreError
 from taskmanager.model.logger import logger

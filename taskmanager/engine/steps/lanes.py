@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from taskmanager.codec.results import ResultCodec
-from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.definition import Definition
-from taskmanager.engine.lanes import BrokenProcess, ProcessLane, ThreadLane
-from taskmanager.engine.outcome import mistake_in
+from taskmanager.engine.run.lanes import BrokenProcess, ProcessLane, ThreadLane
+from taskmanager.engine.words.attempt import Attempt
+from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.outcome import mistake_in
 from taskmanager.model.dataclass import dataclass, field
 from taskmanager.model.result import Snooze, TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, Lane
@@ -106,7 +106,7 @@ class StepLanes:
             del ended, future  # the exception refers to this frame, which must not hold it
 
     async def _in_child(self, call: Call) -> Any:
-        from taskmanager.engine.child_call import child_call, hear, outcome_of_crash, outcome_of_reply
+        from taskmanager.engine.run.child_call import child_call, hear, outcome_of_crash, outcome_of_reply
 
         sent = child_call(self._attempt, call.args, call.kwargs, call.definition)
         try:

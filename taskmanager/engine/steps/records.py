@@ -7,9 +7,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NoReturn, ParamSpec, TypeVar
 
-from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.writes import StepsDue
+from taskmanager.engine.words.attempt import Attempt
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.write.writes import StepsDue
 from taskmanager.model.errors import StepFailed, StoreUnavailable
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode

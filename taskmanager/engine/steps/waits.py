@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from taskmanager.codec.results import ResultCodec
 from taskmanager.codec.safe import safe_text
-from taskmanager.engine.attempt import Attempt, StopReason
-from taskmanager.engine.step_records import StepRecords, patiently
-from taskmanager.engine.waiters import resolve
+from taskmanager.engine.steps.records import StepRecords, patiently
+from taskmanager.engine.words.attempt import Attempt, StopReason
+from taskmanager.engine.words.waiters import resolve
 from taskmanager.model.clock import LAST_US, SECOND_US
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.states import BuiltInTaskCode

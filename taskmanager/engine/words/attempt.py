@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from taskmanager.codec.safe import dumps_safe, readable
 from taskmanager.codec.values import loads
-from taskmanager.engine.definition import tags_of
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.loops import outlast
-from taskmanager.engine.outcome import is_handed_on
-from taskmanager.engine.phases import RUNNING
+from taskmanager.engine.words.definition import tags_of
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.loops import outlast
+from taskmanager.engine.words.outcome import is_handed_on
+from taskmanager.engine.words.phases import RUNNING
 from taskmanager.model.clock import SECOND_US, Clock, from_us
 
 if TYPE_CHECKING:
-    from taskmanager.engine.steps import StepCalls
+    from taskmanager.engine.steps.calls import StepCalls
     from taskmanager.model.workflows import NodeStart
 
 MAX_LOG_ENTRIES = 1_000

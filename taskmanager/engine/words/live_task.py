@@ -11,8 +11,8 @@ from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from taskmanager.engine.definition import Definition, with_delay
-from taskmanager.engine.phases import ARRIVED, FREEING, LEFT, READY, RUNNING, STARTING, Phase
+from taskmanager.engine.words.definition import Definition, with_delay
+from taskmanager.engine.words.phases import ARRIVED, FREEING, LEFT, READY, RUNNING, STARTING, Phase
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, first_success, is_pause
@@ -20,8 +20,8 @@ from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import COMPLETED, LIVE, PENDING, BuiltInTaskCode, TaskStatus
 
 if TYPE_CHECKING:
-    from taskmanager.engine.attempt import Attempt
-    from taskmanager.engine.writes import StepsDue
+    from taskmanager.engine.words.attempt import Attempt
+    from taskmanager.engine.write.writes import StepsDue
 
 
 class Ending(NamedTuple):

@@ -20,8 +20,8 @@ from opcode import opmap
 from types import CoroutineType, TracebackType
 from typing import Any, Final, Literal, NamedTuple
 
-from taskmanager.engine.definition import Definition, tags_of
-from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.words.definition import Definition, tags_of
+from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.model.context import current
 from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, StepFailed, TaskNotCompleted
 from taskmanager.model.logger import Raised, logger, plain
@@ -32,7 +32,7 @@ from taskmanager.model.wording import counted, why
 
 MAX_REASON_CHARS: Final = 20_000
 """A traceback longer than this is cut in the middle, so that one failing recursion does not fill the file."""
-_BETWEEN: Final = ("taskmanager.engine.middleware", "taskmanager.engine.lanes")
+_BETWEEN: Final = ("taskmanager.engine.run.middleware", "taskmanager.engine.run.lanes")
 """The modules through which a middleware comes to its function."""
 
 _OF_STOP: Final = frozenset({BuiltInTaskCode.MANAGER_STOPPED, BuiltInTaskCode.TASK_INTERRUPTED})

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.phases import DELAYED
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.phases import DELAYED
 from taskmanager.model.clock import SECOND_US, Clock, SystemClock
 from taskmanager.model.gil import BUSY, Lending, any_at_work, lend
 from taskmanager.model.ids import set_ids_ahead

@@ -16,10 +16,10 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, cast
 
-from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.definition import carries
-from taskmanager.engine.live_task import Ending, LiveTask
-from taskmanager.engine.loops import AGAIN_AFTER_S
+from taskmanager.engine.words.attempt import Attempt
+from taskmanager.engine.words.definition import carries
+from taskmanager.engine.words.live_task import Ending, LiveTask
+from taskmanager.engine.words.loops import AGAIN_AFTER_S
 from taskmanager.model.context import current
 from taskmanager.model.errors import ConfigurationError, StoreUnavailable, unknown_task, unknown_workflow
 from taskmanager.model.logger import logger

@@ -5,10 +5,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from taskmanager.engine.live_task import NOT_SAVED, LiveTask, Saving
-from taskmanager.engine.outbox import Outbox, Places, Sent
-from taskmanager.engine.phases import RUNNING, STARTING
-from taskmanager.engine.waiters import resolve
+from taskmanager.engine.words.live_task import NOT_SAVED, LiveTask, Saving
+from taskmanager.engine.words.phases import RUNNING, STARTING
+from taskmanager.engine.words.waiters import resolve
+from taskmanager.engine.write.outbox import Outbox, Places, Sent
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, UnreadableRow, Write, expected_of

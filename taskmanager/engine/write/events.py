@@ -8,9 +8,9 @@ loop notes the whole row of its later steps.
 
 from typing import Any, Final, NamedTuple
 
-from taskmanager.engine.definition import RowCodec
-from taskmanager.engine.live_task import LiveTask, columns_of
-from taskmanager.engine.views import task_info
+from taskmanager.engine.words.definition import RowCodec
+from taskmanager.engine.words.live_task import LiveTask, columns_of
+from taskmanager.engine.words.views import task_info
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.hooks import EventKind, Facts
 from taskmanager.model.record import AttemptRow, TaskRow

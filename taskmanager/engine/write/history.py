@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final, Generic, TypeVar, cast
 
-from taskmanager.engine.definition import Definition
-from taskmanager.engine.live_task import NOT_SAVED, Ending, LiveTask, Worker
-from taskmanager.engine.phases import ENDED
+from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.live_task import NOT_SAVED, Ending, LiveTask, Worker
+from taskmanager.engine.words.phases import ENDED
 from taskmanager.model.record import HistoryWrite, PlainCall
 from taskmanager.model.states import TaskStatus
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from taskmanager.engine.outbox import Outbox, Sent
+from taskmanager.engine.write.outbox import Outbox, Sent
 from taskmanager.model.errors import StoreError
 from taskmanager.model.record import Write
 from taskmanager.store.protocol import CommitReport

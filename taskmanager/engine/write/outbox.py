@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from taskmanager.engine.history import ENDED_PLAINLY, HistoryLine, Packed, UnsavedEnded
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.waiters import resolve
-from taskmanager.engine.writes import write_of
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.waiters import resolve
+from taskmanager.engine.write.history import ENDED_PLAINLY, HistoryLine, Packed, UnsavedEnded
+from taskmanager.engine.write.writes import write_of
 from taskmanager.model.record import AttemptRow, Expected, HistoryWrite, PlainCall, Write
 
 HISTORY_SLICE: Final = 16

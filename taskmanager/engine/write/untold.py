@@ -7,7 +7,7 @@ write has done is told then, so that a listener hears everything in order.
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeVar
 
-from taskmanager.engine.outbox import Sent
+from taskmanager.engine.write.outbox import Sent
 from taskmanager.model.record import Expected
 
 T = TypeVar("T")

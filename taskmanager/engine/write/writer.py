@@ -19,12 +19,12 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from taskmanager.engine.answers import Answers, Flushes, WriterListener
-from taskmanager.engine.history import UnsavedEnded
-from taskmanager.engine.late_ends import DueTime, LateEnds, Patience
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Outbox, Places, Sent
-from taskmanager.engine.writes import write_of
+from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.write.answers import Answers, Flushes, WriterListener
+from taskmanager.engine.write.history import UnsavedEnded
+from taskmanager.engine.write.late_ends import DueTime, LateEnds, Patience
+from taskmanager.engine.write.outbox import HISTORY_BATCH, HISTORY_SLICE, Outbox, Places, Sent
+from taskmanager.engine.write.writes import write_of
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
@@ -33,7 +33,7 @@ from taskmanager.model.wording import counted
 from taskmanager.store.protocol import CommitReport, Store
 
 if TYPE_CHECKING:
-    from taskmanager.engine.listeners import Listeners
+    from taskmanager.engine.write.listeners import Listeners
 
 NAME: Final = "writer"
 OF_THE_INTERVAL: Final = 0.75

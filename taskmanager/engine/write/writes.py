@@ -11,9 +11,9 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Final
 
-from taskmanager.engine.live_task import STATUS_TEXT, LiveTask
-from taskmanager.engine.outcome import extra_of
-from taskmanager.engine.waiters import resolve
+from taskmanager.engine.words.live_task import STATUS_TEXT, LiveTask
+from taskmanager.engine.words.outcome import extra_of
+from taskmanager.engine.words.waiters import resolve
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.record import (

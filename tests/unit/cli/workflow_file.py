@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from taskmanager import Task, TaskManager, Workflow
-from taskmanager.engine.definition import Definition
+from taskmanager.engine.words.definition import Definition
 from taskmanager.model.ids import child_workflow_id, node_task_id
 from taskmanager.model.workflows import Graph
 from taskmanager.store.sql.workflow_views import NodeTask, WorkflowView

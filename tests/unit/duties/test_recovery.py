@@ -10,7 +10,7 @@ import pytest
 from taskmanager import TaskManager
 from taskmanager.duties import recovery
 from taskmanager.duties.recovery import Recovery
-from taskmanager.engine.instance import new_identity
+from taskmanager.engine.words.instance import new_identity
 from taskmanager.model.config import DEFAULT_RECOVERY, RecoveryConfig
 from taskmanager.model.record import TaskRow
 from taskmanager.store.memory import MemoryStore

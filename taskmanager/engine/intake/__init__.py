@@ -1,0 +1,1 @@
+"""The way in, from any thread: keys, the inbox, and the door."""

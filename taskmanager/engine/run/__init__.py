@@ -1,0 +1,1 @@
+"""Runs one attempt in its lane, and settles what became of it."""

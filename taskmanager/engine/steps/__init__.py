@@ -1,0 +1,1 @@
+"""What a task records of its steps, sleeps and waits."""

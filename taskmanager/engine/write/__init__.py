@@ -1,0 +1,1 @@
+"""What is written, how and when; what became of that, and who hears of it."""
