@@ -71,6 +71,7 @@ class Lifecycle:
     def __init__(self, engine: Engine, duties: Supervisor) -> None:
         self._store, self._clock, self._wall_clock = engine.store, engine.clock, engine.wall_clock
         self._identity, self._intake, self._inbox = engine.identity, engine.intake, engine.inbox
+        self._free_rows = engine.free_rows
         self._live, self._stall, self._runner = engine.live, engine.stall, engine.runner
         self._threads, self._processes = engine.runner.threads, engine.runner.processes
         self._writer, self._patience, self._host = engine.writer, engine.writer.patience, engine.host
@@ -205,6 +206,7 @@ class Lifecycle:
                 if not self._inbox.is_loop_closed():  # else the stop was cut off, and `Unstopped` writes the rest
                     self._unstopped.end()
                 self.stopped.set()
+                self._free_rows.has_looked(has_claimed=False)  # whoever waits for a look finds that all is over
 
     async def _stop_whoever_cancels(self, drain_timeout_s: float) -> None:
         """Stop in a task of its own. To cancel that task, as the end of an event loop does, only cuts the drain short.

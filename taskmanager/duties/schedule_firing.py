@@ -36,7 +36,7 @@ class Firing:
     def __init__(self, engine: Engine, book: ScheduleBook, refresh: Callable[[Sequence[str]], Awaitable[None]]) -> None:
         self._store, self._identity, self._intake = engine.store, engine.identity, engine.intake
         self._clock, self._wall_clock = engine.clock, engine.wall_clock
-        self._settings, self._life = engine.settings, engine.life
+        self._settings, self._life, self._free_rows = engine.settings, engine.life, engine.free_rows
         self._book = book
         self._refresh = refresh
         self._watched_since = self._step_count = 0
@@ -154,8 +154,7 @@ class Firing:
             for each in fires:
                 self._book.plan(each.schedule_name, each.now)
             return
-        if (listeners := self._life.listeners) is not None:  # one may be claimed here before the answer comes
-            listeners.made(each.task.task_id for each in fires if each.task is not None)
+        self._free_rows.will_put(each.task.task_id for each in fires if each.task is not None)
         try:
             lost = await self._store.fire_schedules(fires)
         except StoreUnavailable:
@@ -167,8 +166,8 @@ class Firing:
             if any(each.task is not None for each in fires):
                 self._life.wants_claim.set()  # also when only the answer was lost: the task stands there, free
         for each in fires:
-            if each.task is not None and listeners is not None:
-                listeners.put_made(each.task, is_ours=each.schedule_name not in lost)
+            if each.task is not None:
+                self._free_rows.put(each.task, is_ours=each.schedule_name not in lost)
             if each.schedule_name not in lost:
                 self._book.fired(each)
                 if each.task is not None:

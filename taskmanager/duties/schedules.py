@@ -46,6 +46,7 @@ class Schedules:
     def __init__(self, engine: Engine, declared: Mapping[str, Schedule]) -> None:
         self._store, self._clock, self._wall_clock = engine.store, engine.clock, engine.wall_clock
         self._identity, self._inbox, self._life = engine.identity, engine.inbox, engine.life
+        self._free_rows = engine.free_rows
         self._failing_duties = engine.failing_duties
         self._declared = declared
         self._was_added = False
@@ -249,15 +250,13 @@ class Schedules:
         return await shielded(self._run_by_hand(name))
 
     async def _run_by_hand(self, name: str) -> str:
-        task_id, listeners = new_task_id(), self._life.listeners
-        if listeners is not None:  # it may be claimed here before the answer comes
-            listeners.made([task_id])
+        task_id = new_task_id()
+        self._free_rows.will_put([task_id])
         try:
             row = await run_by_hand(self._store, name, task_id, self._wall_clock.now_us())
         finally:
             self._life.wants_claim.set()  # also when only the answer was lost: the task stands there, free
-        if listeners is not None:
-            listeners.put_made(row, is_ours=True)
+        self._free_rows.put(row)
         await self.refresh([name])
         return task_id
 

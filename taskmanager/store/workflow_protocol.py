@@ -19,17 +19,19 @@ class FreeTask(NamedTuple):
     queue_name: str
     priority: int
     due_at: int
+    tags: str | None = None
 
 
 class Advance(NamedTuple):
     """What has followed in the workflows of a transaction.
 
     `readied` are the tasks that were made, or that are free again. `ended` are the ids of the workflows that have
-    ended, children among them.
+    ended, children among them. `cancelled` are the ids of the tasks that waited, and have ended with it.
     """
 
     readied: tuple[FreeTask, ...] = ()
     ended: tuple[str, ...] = ()
+    cancelled: tuple[str, ...] = ()
 
 
 def together(advances: Sequence[Advance]) -> Advance:
@@ -37,6 +39,7 @@ def together(advances: Sequence[Advance]) -> Advance:
     return Advance(
         tuple(task for each in advances for task in each.readied),
         tuple(workflow_id for each in advances for workflow_id in each.ended),
+        tuple(task_id for each in advances for task_id in each.cancelled),
     )
 
 

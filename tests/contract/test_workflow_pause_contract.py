@@ -291,7 +291,9 @@ async def test_child_that_pauses_leaves_its_parent_running(store: Store) -> None
 
 async def test_cancelled_workflow_ends_at_once_where_nothing_runs(store: Store) -> None:
     await start(store, N("a"), N("b", after=["a"]), N("c", delay_us=500))
-    assert await store.cancel_workflow(ROOT, NOW + 1) == Advance((), (ROOT,))
+    readied, ended, cancelled = await store.cancel_workflow(ROOT, NOW + 1) or Advance()
+    assert (readied, ended) == ((), (ROOT,))
+    assert sorted(cancelled) == sorted(node_task_id(ROOT, number) for number in (0, 2))
     assert (await status(store), await error_code(store)) == ("CANCELLED", "TASK_CANCELLED")
     assert await statuses(store) == {"a": "FAILED", "b": "SKIPPED", "c": "FAILED"}
     row = await task_of(store, "a")
@@ -336,7 +338,7 @@ async def test_paused_workflow_is_cancelled_with_what_is_held(store: Store) -> N
     await run(store, "b")
     await store.pause_workflow(ROOT, NOW)
     await end(store, "b")
-    assert await store.cancel_workflow(ROOT, NOW) == Advance((), (ROOT,))
+    assert await store.cancel_workflow(ROOT, NOW) == Advance((), (ROOT,), (node_task_id(ROOT, 0),))
     assert await owner_of(store, "a") == ("CANCELLED", None)
 
 
@@ -352,7 +354,7 @@ async def test_cancelling_goes_down_to_children(store: Store) -> None:
     await start(store, N("sub", child=[N("x"), N("y")]), N("last", after=["sub"], child=[N("z")]))
     last = child_workflow_id(ROOT, 1)
     await run(store, "x", workflow_id=INNER)
-    assert await store.cancel_workflow(ROOT, NOW) == Advance((), (last,))
+    assert await store.cancel_workflow(ROOT, NOW) == Advance((), (last,), (node_task_id(INNER, 1),))
     assert [await status(store, each) for each in (ROOT, INNER, last)] == ["RUNNING", "RUNNING", "CANCELLED"]
     assert (await fail(store, "x", workflow_id=INNER)).ended == (INNER, ROOT)
     assert [await status(store, each) for each in (ROOT, INNER)] == ["CANCELLED", "CANCELLED"]

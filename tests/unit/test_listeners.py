@@ -19,6 +19,7 @@ from taskmanager import (
     TaskFailed,
     TaskManager,
     TaskStatus,
+    Workflow,
     current_task,
     task,
 )
@@ -288,6 +289,62 @@ async def test_a_task_that_a_failure_enqueues_is_told_before_its_start(is_lost: 
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("alert_s", [0, 3])
+async def test_a_task_that_a_failure_enqueues_is_told_once_if_that_is_repeated(alert_s: float) -> None:
+    """The answer to the failure is lost. What it has enqueued runs before the failure is written once more, or then."""
+    manager, store = TaskManager(), FaultyStore(MemoryStore())
+    heard = Heard(manager)
+
+    @manager.task(name="alert", persist=True)
+    async def alert(failed: FailedTask) -> None:
+        await asyncio.sleep(alert_s)
+
+    @manager.task(name="fails", persist=True, on_failure=alert)
+    async def fails() -> None:
+        raise ValueError("no")
+
+    async with isolated(manager, store=store.as_store()) as world:
+        store.plan.append(Fault.fail(store.calls.count("commit") + 2, verb="commit", after=True))
+        fails.enqueue()
+        await world.drain()
+        await manager.flush()
+        await world.idle()
+    assert sorted(heard.words().values()) == ["enqueued started completed", "enqueued started failed"]
+
+
+@pytest.mark.parametrize("kind", ["waits", "is retried", "runs again"])
+async def test_task_of_a_node_is_told_as_enqueued_once_until_it_ends(kind: str) -> None:
+    """A pause takes it out of memory, and the end of the pause puts it back; after its end a retry does."""
+    manager = TaskManager(concurrency=1 if kind == "waits" else 9)
+    heard, runs = Heard(manager), list[int]()
+
+    @manager.task(name="node", persist=True, retries=1 if kind == "is retried" else 0, retry_delay=5)
+    async def node(number: int) -> None:
+        runs.append(number)
+        if kind != "waits" and len(runs) == 1:
+            raise ValueError("the first time")
+        await asyncio.sleep(3)
+
+    async with isolated(manager) as world:
+        graph = Workflow("graph")
+        for number in range(2 if kind == "waits" else 1):
+            graph.add(node, number)
+        workflow = await manager.start_workflow(graph)
+        await world.advance(1)
+        if kind == "runs again":
+            (only,) = await workflow.nodes()
+            assert await manager.retry(only.task_id or "")
+        else:
+            await workflow.pause()
+            await world.advance(4)
+            await workflow.resume()
+        await world.drain()
+        assert (await workflow.result()).is_ok()
+        await world.idle()
+    told = {"waits": "", "is retried": "started retrying ", "runs again": "started failed enqueued "}[kind]
+    assert set(heard.words().values()) == {f"enqueued {told}started completed"}
+
+
 async def test_a_task_that_a_failure_enqueues_is_told_before_its_end() -> None:
     """Also where somebody cancels it before the answer to the failure has come."""
     manager, store = TaskManager(), FaultyStore(MemoryStore())
@@ -312,6 +369,27 @@ async def test_a_task_that_a_failure_enqueues_is_told_before_its_end() -> None:
         await manager.flush()
         await world.idle()
     assert heard.words()[waiting.task_id] == "enqueued cancelled"
+
+
+async def test_tasks_that_a_cancelled_workflow_takes_along_are_told() -> None:
+    """Those that wait in the file like those that wait in memory, and the one that runs."""
+    manager = TaskManager()
+    heard = Heard(manager)
+
+    @manager.task(name="node", persist=True)
+    async def node(number: int) -> None:
+        await asyncio.sleep(3)
+
+    async with isolated(manager) as world:
+        graph = Workflow("graph")
+        for delay in (0, 50):
+            graph.add(node.with_options(delay=delay), delay)
+        workflow = await manager.start_workflow(graph)
+        await world.advance(1)
+        assert await workflow.cancel()
+        await world.drain()
+        await world.idle()
+    assert sorted(heard.words().values()) == ["enqueued cancelled", "enqueued started cancelled"]
 
 
 async def test_plain_changes_are_told_as_the_rule_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:

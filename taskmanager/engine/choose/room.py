@@ -52,6 +52,11 @@ class MemoryWindow:
         worst = queue.worst_priority()
         return worst is not None and live.priority >= worst
 
+    @property
+    def has_free_rows(self) -> bool:
+        """Whether rows may wait in the store for room here."""
+        return bool(self._dispatcher.backlogs)
+
     def wants_more(self, live: Mapping[str, LiveTask]) -> bool:
         """Whether it is time to look for more: a queue runs low, or what was taken over together has ended."""
         return self._is_batch_over() or any(self.is_low(queue, live) for queue in self._dispatcher.backlogs)

@@ -60,6 +60,7 @@ class Poller:
         self._dispatcher, self._window, self._writer = engine.dispatcher, engine.window, engine.writer
         self._follower, self._settings, self._failing_duties = engine.follower, engine.settings, engine.failing_duties
         self._life, self._claiming, self._neighbours = engine.life, engine.claiming, engine.neighbours
+        self._free_rows = engine.free_rows
         self._claimer, self._runner = claimer, engine.runner
         self._sharing = sharing
         self.database_watch = database_watch
@@ -116,8 +117,9 @@ class Poller:
                 await self._wake(is_close=is_close)
             except StoreUnavailable as exc:
                 logger.debug("the store could not be read: %s", exc)
-                # Who asked still asks, and a closed store fails without a turn of the loop: nothing else would run.
+                # A closed store fails without a turn of the loop: nothing else would run.
                 await asyncio.sleep(pause_s)
+                self._life.wants_claim.set()  # who asked still asks
             except Exception as exc:  # without this loop an instance would take no work, silently
                 if NAME not in self._failing_duties:  # a bug of ours, or what the store refuses for good
                     logger.critical("the claimer failed unexpectedly, and tries again", exc_info=True)
@@ -227,13 +229,15 @@ class Poller:
             self._life.kick()
         if len(self._follower) and (changed or asked or self._follower.needs_look):
             await self._follower.look_at_all(is_changed=changed)  # our own recovery may have ended one
+        has_claimed = False
         if (changed or asked or is_due) and not self._life.is_stopping:
             if was_owed:
                 await self._recover_strays()
-            self._write_watch.has_brought_work = await claimer.claim()
+            self._write_watch.has_brought_work = has_claimed = await claimer.claim()
         await self._sharing.look(changed=changed)
         if self._counted and self._may_have_freed(changed=changed):
             await self._count_free()
+        self._free_rows.has_looked(has_claimed=has_claimed)
         return version
 
     def _may_have_freed(self, *, changed: bool) -> bool:

@@ -352,8 +352,7 @@ class Actions:
         if not able:
             return frozenset()
         now = self._clock.now_us()
-        if (listeners := self._life.listeners) is not None:  # one may be claimed here before the answer comes
-            listeners.made(row.task_id for row in able)
+        self._free_rows.will_put(row.task_id for row in able)
         told = partial(self._were_put_back, able, now)
         return await self._free_rows.answer_of(retry_stored(self._store, able, now, told, from_start=from_start))
 
@@ -363,13 +362,10 @@ class Actions:
         self._life.wants_claim.set()
         for row in rows:
             is_ours = row.task_id in done
-            if (listeners := self._life.listeners) is not None:
-                listeners.put_made(_again(row, now), is_ours=is_ours)
-            if not is_ours:
-                continue
-            self._follower.saw(row.task_id, TaskStatus.PENDING)
-            self._keys.put_back(row.task_id, row.start_count)
-            self._dispatcher.queue(row.queue_name).leave(row.priority)
+            if is_ours:
+                self._follower.saw(row.task_id, TaskStatus.PENDING)
+                self._keys.put_back(row.task_id, row.start_count)
+            self._free_rows.put(_again(row, now), is_ours=is_ours)
 
     async def purge(self, older_than: timedelta | None, **given: Any) -> int:
         """Delete ended records, in pages; live ones are never touched."""

@@ -53,11 +53,11 @@ class Records:
     def __init__(self, engine: Engine, has_strays: Callable[[], Awaitable[bool]], stopped: asyncio.Event) -> None:
         self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
         self._intake, self._inbox, self._live = engine.intake, engine.inbox, engine.live
-        self._dispatcher, self._runner, self._writer = engine.dispatcher, engine.runner, engine.writer
+        self._runner, self._writer = engine.runner, engine.writer
         self._follower, self._row_codec, self._life = engine.follower, engine.row_codec, engine.life
         self._claiming, self._definitions = engine.claiming, engine.definitions
         self._settings, self._patience = engine.settings, engine.writer.patience
-        self._has_strays = has_strays
+        self._has_strays, self._free_rows, self._window = has_strays, engine.free_rows, engine.window
         self._sent_from = 0
         """When the first task was sent that had not ended at the last look, of those that others run."""
         self._stopped = stopped
@@ -182,9 +182,9 @@ class Records:
         with self._patience.rushed():
             while True:
                 await (self._tagged_ended(tags) if tags else self._all_ended())
-                if self._dispatcher.backlogs and not tags:
+                if self._window.has_free_rows and not tags:
                     self._life.wants_claim.set()
-                    await self._pause(self._settings.store_poll_s / 10)
+                    await self._pause(self._settings.store_poll_s / 10, until_claimed=True)
                 elif await self._may_have_freed(tags):
                     await self._pause(self._settings.store_poll_s)
                 elif not self._unfinished(tags):  # one may have been claimed while the store was read
@@ -252,10 +252,13 @@ class Records:
             self._sent_from = first or 0
         return first is not None
 
-    async def _pause(self, pause_s: float) -> None:
+    async def _pause(self, pause_s: float, *, until_claimed: bool = False) -> None:
+        """Wait for a look, but not longer than that: `until_claimed` for one that claims, or finds nothing."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
-                await self._stopped.wait()
+                while not await self._free_rows.next_look() and until_claimed and self._window.has_free_rows:
+                    if self._stopped.is_set():
+                        break
         if self._stopped.is_set():
             raise _stopped_too_soon()
 

@@ -3,6 +3,7 @@
 All of it is in the store. So it is the same for a workflow of any instance, and whoever runs its nodes.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast, get_args
 
@@ -28,6 +29,9 @@ from taskmanager.model.workflows import (
 from taskmanager.store.workflow_protocol import Advance
 
 MAX_TRIES: Final = 5
+READ_AGAIN_S: Final = 0.25
+PAGE: Final = 500
+"""Rows that are read at once, to tell of their end."""
 """How often a start is tried again when the workflow changes under it."""
 
 
@@ -87,9 +91,15 @@ class Workflows:
 
     async def _did(self, verb: Callable[[str, int], Awaitable[Advance | None]], workflow_id: str) -> bool:
         advance = await self._free_rows.answer_of(verb(workflow_id, self._clock.now_us()))
-        if advance is not None:
-            self._free_rows.note_advance(advance)
-        return advance is not None
+        if advance is None:
+            return False
+        self._free_rows.note_advance(advance)
+        for start in range(0, len(advance.cancelled), PAGE):
+            for row in (await self._store.fetch_ids(advance.cancelled[start : start + PAGE])).values():
+                self._follower.notice(row.task_id, Ending(TaskStatus(row.status), self._row_codec.decode_result(row)))
+                if (listeners := self._life.listeners) is not None:
+                    listeners.ended(row)
+        return True
 
     # Acting.
 
@@ -162,7 +172,14 @@ class Workflows:
         row = await self._follower.watch_workflow(workflow_id)
         if row is None:
             return GOES_ON
-        return Ending(TaskStatus(row.status), await self._result(row))
+        while True:
+            try:
+                return Ending(TaskStatus(row.status), await self._result(row))
+            except StoreUnavailable as exc:
+                if self._life.is_stopping:
+                    raise
+                logger.debug("what workflow %s came to is read as soon as the store can be read: %s", workflow_id, exc)
+                await asyncio.sleep(READ_AGAIN_S)
 
     async def stands_in(self, inner: str, outer: str) -> bool:
         """Return whether a workflow is another one or stands in it, as far as the store can be read now."""

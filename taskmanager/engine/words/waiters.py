@@ -259,8 +259,9 @@ class Follower:
             resolve(waiters, done.exception() or done.result())
 
     def came_here(self, live: LiveTask) -> None:
-        """Tell that a row was claimed."""
+        """Tell that a row was claimed. Handles that know it from the store are to hear of its end."""
         self._taken.pop(live.task_id, None)
+        self.saw(live.task_id, live.status)
         for listener in self._listening.get(live.task_id, ()):
             listener(live)
 

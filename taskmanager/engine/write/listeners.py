@@ -47,6 +47,7 @@ MOST_WAITING: Final = 10_000
 """Events that wait for one function. It drops the newest."""
 SLICE: Final = 100
 """Events that the thread tells one function before it looks at the next one."""
+_ENDS: Final = frozenset(END_KINDS.values())
 CLOSE_PATIENCE_S: Final = 1.0
 """How long a stop waits, in all, for functions that are still to hear something."""
 
@@ -163,6 +164,10 @@ class Listeners:
         """
         self._untold.makes(task_ids)
 
+    def readied(self, task_ids: Iterable[str]) -> None:
+        """The same of tasks that a workflow has readied."""
+        self._untold.makes_nodes(task_ids)
+
     def sends(self, batch: Sequence[Sent]) -> None:
         """These changes are on their way to the store. What a failure enqueues may be claimed before the answer."""
         self._untold.sends(batch)
@@ -252,7 +257,7 @@ class Listeners:
 
     def _tell_made(self, row: TaskRow, start_count: int) -> None:
         """A free row goes on that a write without an answer yet was to make."""
-        if self._untold.tells_early(row.task_id):
+        if self._untold.has_made(row.task_id):
             at = row.enqueued_at if start_count else row.sent_at
             self._tell(("enqueued", at, start_count, None, row, None, None))
 
@@ -313,6 +318,8 @@ class Listeners:
             self._tell((kind, at, count, live, row, attempt, snoozed.get(count) if kind == "snoozed" else None))
 
     def _tell(self, told: Noted) -> None:
+        if told[0] in _ENDS and (about := told[3] or told[4]) is not None:
+            self._untold.ends(about.task_id)
         if told[0] in self._kinds:
             self._note(told)
 

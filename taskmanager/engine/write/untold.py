@@ -20,7 +20,8 @@ class Untold:
 
     def __init__(self) -> None:
         self._made: dict[str, None] = {}
-        self._told_early: dict[str, None] = {}
+        self._by_failure: dict[str, None] = {}
+        self._nodes: dict[str, None] = {}
         self._snoozed: dict[tuple[str, int], int] = {}
         self._batch: Sequence[Sent] = ()
         self._by_id: dict[str, Sent] | None = None
@@ -36,23 +37,28 @@ class Untold:
         _forget_oldest(self._made)
 
     def makes_by_failure(self, task_id: str) -> None:
-        """This one is put into the store by the end of another task, if that is not written a second time."""
-        if task_id not in self._told_early:
-            self.makes([task_id])
+        """The end of another task puts this one there. That end may be written again; only the first time is told."""
+        self._makes_once([task_id], self._by_failure)
+
+    def makes_nodes(self, task_ids: Iterable[str]) -> None:
+        """A workflow has readied these. One that was held, and is free again, is not told again before its end."""
+        self._makes_once(task_ids, self._nodes)
+
+    def _makes_once(self, task_ids: Iterable[str], known: dict[str, None]) -> None:
+        new = [task_id for task_id in task_ids if task_id not in known]
+        known.update(dict.fromkeys(new))
+        _forget_oldest(known)
+        self.makes(new)
+
+    def ends(self, task_id: str) -> None:
+        """The end of a task is told."""
+        self._nodes.pop(task_id, None)
 
     def has_made(self, task_id: str) -> bool:
         """Return whether this one was to be made, and is told of now."""
         if task_id not in self._made:
             return False
         del self._made[task_id]
-        return True
-
-    def tells_early(self, task_id: str) -> bool:
-        """`has_made`, before the answer to the write that has made it, which may be lost and the write repeated."""
-        if not self.has_made(task_id):
-            return False
-        self._told_early[task_id] = None
-        _forget_oldest(self._told_early)
         return True
 
     # Batches of the writer.

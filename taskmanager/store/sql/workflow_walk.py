@@ -92,7 +92,7 @@ WHERE id = ? AND status IN ({TERMINAL_SQL})
 _FREE: Final = f"""
 UPDATE taskmanager_tasks SET claimed_by_worker_id = NULL, updated_at = :now, {DUE}
 WHERE id {_THESE} AND status = 'PENDING' AND claimed_by_worker_id = '{HELD}'
-RETURNING id, task_name, queue_name, priority, enqueued_at
+RETURNING id, task_name, queue_name, priority, enqueued_at, tags
 """
 _BEGIN: Final = f"""
 UPDATE taskmanager_workflows SET status = 'RUNNING', started_at = coalesce(started_at, :now), updated_at = :now
@@ -148,6 +148,7 @@ class Walk:
         self._noted = noted
         self._readied: dict[str, FreeTask] = {}
         self._ended: list[str] = []
+        self._cancelled: list[str] = []
         self._due: list[int] = []
         """Nodes that have ended, and of which no dependent knows."""
         self._touched: set[str] = set()
@@ -160,7 +161,7 @@ class Walk:
         """Do all that follows, and return what there is to tell of it."""
         self.go()
         free = pauses.free_of(self.connection, self._readied)
-        return Advance(tuple(self._readied[each] for each in free), tuple(self._ended))
+        return Advance(tuple(self._readied[each] for each in free), tuple(self._ended), tuple(self._cancelled))
 
     def go(self) -> None:
         """Do all that follows from what is known so far."""
@@ -261,7 +262,7 @@ class Walk:
             row = (node_task_id(workflow_id, index), args, kwargs, tags, self.now, self.now + delay_us, *call, None)
             rows.append((node, row))
             first += [row] if is_first else []
-            self.ready(FreeTask._make((row[0], *call[:3], row[5])))
+            self.ready(FreeTask._make((row[0], *call[:3], row[5], tags)))
         if not rows:
             return
         made = [row for _, row in rows]
@@ -301,7 +302,9 @@ class Walk:
         """Cancel waiting tasks by a form of `END_WAITING`. Return which."""
         found = self.rows(query, these, **said_of(error))
         self._noted.note_cancelled([names for _, *names in found], self.now)
-        return [task_id for task_id, *_ in found]
+        cancelled = [task_id for task_id, *_ in found]
+        self._cancelled += cancelled
+        return cancelled
 
     def rows(self, query: str, these: Iterable[Any], **given: Any) -> list[tuple[Any, ...]]:
         """Return what a query finds for these ids."""

@@ -21,7 +21,8 @@ from taskmanager import (
     Workflow,
     current_task,
 )
-from taskmanager.testing import World, isolated
+from taskmanager.store.memory import MemoryStore
+from taskmanager.testing import Fault, FaultyStore, World, isolated
 from tests.unit.duties.scene import until
 from tests.unit.workflows.graphs import Jobs, Page, statuses
 
@@ -336,3 +337,20 @@ async def test_ids_that_nobody_has_are_unknown(world: World, jobs: Jobs) -> None
 async def test_wrong_values_are_refused(world: World, ask: Callable[[Any], Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         await ask(world.manager)
+
+
+async def test_result_of_a_workflow_is_read_when_the_store_can_be_read_again() -> None:
+    """It has ended well; whoever waits for it is not told of a file that is locked in that moment."""
+    manager, store = TaskManager(), FaultyStore(MemoryStore())
+
+    @manager.task(name="node", persist=True)
+    async def node() -> int:
+        return 7
+
+    async with isolated(manager, store=store.as_store()):
+        graph = Workflow("graph")
+        graph.output(graph.add(node))
+        workflow = await manager.start_workflow(graph)
+        store.plan.append(Fault.fail(store.calls.count("fetch_nodes") + 1, verb="fetch_nodes", times=2))
+        assert (await workflow.result(timeout=10)).ok_value == 7
+        assert store.is_spent

@@ -1,0 +1,141 @@
+"""`join`: rows that a call of this instance has put into the store, free, are waited for, and not a moment longer."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from taskmanager import (
+    QueueConfig,
+    TaskHandle,
+    TaskInfo,
+    TaskManager,
+    TaskStatus,
+    Workflow,
+    current_task,
+    sleep,
+    wait_for,
+)
+from tests.unit.duties.scene import until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(50)]
+TAGGED: Final = {"batch": "7"}
+POLL_S: Final = 60.0
+"""A look that nobody asks for comes too late for these tests."""
+
+
+def application(path: Path, **options: Any) -> TaskManager:
+    """A task that fails the first time, a node, and a schedule."""
+    manager = TaskManager(path, **options)
+
+    @manager.schedule(every=100_000, name="nightly")
+    @manager.task(name="job", persist=True)
+    async def job() -> None:
+        await asyncio.sleep(0.02)
+        if current_task().attempt == 1:
+            raise ValueError("the first time")
+
+    @manager.task(name="node", persist=True)
+    async def node(word: str) -> str:
+        await asyncio.sleep(0.02)
+        return word
+
+    return manager
+
+
+async def unended(manager: TaskManager) -> list[TaskInfo]:
+    return [each for each in await manager.list() if not each.status.is_terminal]
+
+
+async def by_schedule(manager: TaskManager) -> Awaitable[object]:
+    return (await manager.run_schedule("nightly")).result()
+
+
+async def by_retry(manager: TaskManager) -> Awaitable[object]:
+    handle: TaskHandle[None] = manager.get_task("job").with_options(tags=TAGGED).enqueue()
+    await handle.result()
+    assert await manager.retry(handle.task_id)
+    return handle.result()
+
+
+async def by_retry_all(manager: TaskManager) -> Awaitable[object]:
+    handles = [manager.get_task("job").with_options(tags=TAGGED).enqueue() for _ in range(3)]
+    await asyncio.gather(*(each.result() for each in handles))
+    assert await manager.retry_all(tags=TAGGED) == 3
+    return asyncio.gather(*(each.result() for each in handles))
+
+
+async def by_workflow(manager: TaskManager) -> Awaitable[object]:
+    graph, node = Workflow("graph"), manager.get_task("node").with_options(tags=TAGGED)
+    graph.output(graph.add(node, graph.add(node, "word").value))
+    return (await manager.start_workflow(graph)).result()
+
+
+@pytest.mark.parametrize("tags", [None, TAGGED], ids=["all", "tagged"])
+@pytest.mark.parametrize("how", [by_schedule, by_retry, by_retry_all, by_workflow])
+async def test_join_waits_for_what_a_call_has_put_into_the_store(
+    tmp_path: Path, how: Callable[[TaskManager], Awaitable[Awaitable[object]]], tags: dict[str, str] | None
+) -> None:
+    """Nothing of it is in memory yet. It ends, and join returns then, not at the next poll."""
+    async with application(tmp_path / "tasks.db", store_poll=POLL_S) as manager:
+        for _ in range(5):
+            ends = asyncio.ensure_future(await how(manager))
+            await manager.join(tags={"schedule": "nightly"} if tags and how is by_schedule else tags)
+            assert await unended(manager) == []
+            await ends
+
+
+async def test_join_in_a_producer_waits_for_what_it_has_put_back(tmp_path: Path) -> None:
+    """Though all that it had sent had ended before."""
+    web, worker = application(tmp_path / "tasks.db", run_queues=()), application(tmp_path / "tasks.db")
+    async with web, worker:
+        handle = web.get_task("job").enqueue()
+        await web.join()
+        assert (await handle.info()).status == "FAILED"
+        assert await web.retry(handle.task_id)
+        await web.join()
+        assert (await handle.info()).status == "COMPLETED"
+
+
+async def naps(manager: TaskManager) -> None:
+    @manager.task(name="naps", persist=True, requeue_on_interrupt=True)
+    async def nap() -> None:
+        await sleep(0.05)
+
+    nap.with_options(tags=TAGGED).enqueue()
+
+
+async def waits(manager: TaskManager) -> None:
+    @manager.task(name="waits", persist=True, requeue_on_interrupt=True)
+    async def wait() -> None:
+        began.set()
+        await wait_for("go", int)
+
+    handle, began = wait.with_options(tags=TAGGED).enqueue(), asyncio.Event()
+    await began.wait()
+    await until(lambda: handle.status is TaskStatus.PENDING)  # it waits in the file
+    await manager.send(handle.task_id, "go", 1)
+
+
+async def takes_turns(manager: TaskManager) -> None:
+    @manager.task(name="turn", persist=True, queue_name="gpu")
+    async def turn() -> None:
+        await asyncio.sleep(0.01)
+
+    for _ in range(3):
+        turn.with_options(tags=TAGGED).enqueue()
+
+
+@pytest.mark.parametrize("tags", [None, TAGGED], ids=["all", "tagged"])
+@pytest.mark.parametrize("begin", [naps, waits, takes_turns])
+async def test_join_returns_when_what_was_in_the_store_has_ended(
+    tmp_path: Path, begin: Callable[[TaskManager], Awaitable[None]], tags: dict[str, str] | None
+) -> None:
+    """And not at the next poll: it hears of the claim."""
+    gpu = QueueConfig("gpu", max_concurrency=1, scope="file")
+    async with TaskManager(tmp_path / "tasks.db", store_poll=POLL_S, queues=[gpu]) as manager:
+        await begin(manager)
+        await manager.join(tags=tags)
+        assert await unended(manager) == []
