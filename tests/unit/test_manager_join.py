@@ -19,6 +19,7 @@ from taskmanager import (
     wait_for,
 )
 from tests.unit.duties.scene import until
+from tests.unit.engine_worlds import engine_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(50)]
 TAGGED: Final = {"batch": "7"}
@@ -139,3 +140,14 @@ async def test_join_returns_when_what_was_in_the_store_has_ended(
         await begin(manager)
         await manager.join(tags=tags)
         assert await unended(manager) == []
+
+
+async def test_join_forgets_what_was_cancelled_in_the_store(tmp_path: Path) -> None:
+    """Nothing of it is kept for a join that may never come."""
+    async with application(tmp_path / "tasks.db", store_poll=POLL_S) as manager:
+        graph = Workflow("graph")
+        graph.add(manager.get_task("node").with_options(delay=1_000), "word")
+        await manager.start_workflow(graph)
+        assert await manager.cancel_all(task_name="node") == 1
+        assert engine_of(manager).follower._taken == {}
+        await manager.join()

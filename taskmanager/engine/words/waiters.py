@@ -341,6 +341,7 @@ class Follower:
 
     def notice(self, task_id: str, ending: Ending) -> None:
         """Tell that a task has ended which another instance ran, or which is not in memory."""
+        self._taken.pop(task_id, None)
         waiters = self._waiting.pop(task_id, None)
         if waiters is None and task_id not in self.last_status:
             return
