@@ -46,8 +46,8 @@ class Engine:
     clock: Clock
     wall_clock: WatchedClock
     identity: InstanceRow
-    presence: Presence | None
     """The row of this instance, as it was when it began."""
+    presence: Presence | None
     neighbours: Neighbours
     intake: Intake
     keys: Keys

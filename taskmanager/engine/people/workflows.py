@@ -29,10 +29,11 @@ from taskmanager.model.workflows import (
 from taskmanager.store.workflow_protocol import Advance
 
 MAX_TRIES: Final = 5
+"""How often a start is tried again when the workflow changes under it."""
 READ_AGAIN_S: Final = 0.25
+"""The pause before a result is read again, where the store could not be read."""
 PAGE: Final = 500
 """Rows that are read at once, to tell of their end."""
-"""How often a start is tried again when the workflow changes under it."""
 
 
 def info_of(row: WorkflowRow, codec: RowCodec) -> WorkflowInfo:
@@ -64,9 +65,10 @@ class Workflows:
     # Starting.
 
     async def start(self, graph: Graph) -> bool:
-        """Start a workflow. Return whether its id has one already, which is followed, or run again if it ended badly.
+        """Start a workflow. Return whether there is one with its id already.
 
-        Raises `ConfigurationError` if that one has ended badly and is defined in another way.
+        That one is followed, or run again if it has ended badly. Raises `ConfigurationError` if it has ended badly and
+        is defined in another way.
         """
         root = graph.workflows[0]
         for _ in range(MAX_TRIES):
@@ -115,7 +117,7 @@ class Workflows:
         """End what waits, and ask what runs to end. False if it has ended. Raises `UnknownTask`."""
         if not await self._act(self._store.cancel_workflow, workflow_id):
             return False
-        self._free_rows.look()  # who waits for a task that has ended with it is told then
+        self._free_rows.look()  # the waiters of tasks that have ended with it are told then
         async with self._claiming:  # the answer to a claim may have been made before the request
             asked = self._store.fetch_cancel_requests(self._identity.instance_id)
             for task_id in await self._free_rows.answer_of(asked):
@@ -139,7 +141,7 @@ class Workflows:
         return row
 
     async def info(self, workflow_id: str) -> WorkflowInfo:
-        """Return one workflow as `list` does. Raises `UnknownTask`."""
+        """Return one workflow as users see it. Raises `UnknownTask`."""
         return info_of(await self.row(workflow_id), self._row_codec)
 
     async def nodes(self, workflow_id: str) -> tuple[NodeInfo, ...]:

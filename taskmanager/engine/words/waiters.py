@@ -169,7 +169,7 @@ class Follower:
         """Tasks of this instance that others run or may run, with their tags, unless it is known that they ended."""
         self._over: Ending | None = None
         self.needs_look = False
-        """Whether a look has failed, so that the next one is due whatever the store says of changes."""
+        """Whether the next look is due, whatever the store says of changes: one has failed, or somebody asks for it."""
         self.begins_to_wait: Callable[[], None] = lambda: None
         """Called when somebody is about to wait."""
 
@@ -259,23 +259,21 @@ class Follower:
             resolve(waiters, done.exception() or done.result())
 
     def came_here(self, live: LiveTask) -> None:
-        """Tell that a row was claimed. Handles that know it from the store are to hear of its end."""
+        """Tell that a row was claimed here. Handles that know its task from the store are to hear of its end."""
         self._taken.pop(live.task_id, None)
         self.saw(live.task_id, live.status)
         for listener in self._listening.get(live.task_id, ()):
             listener(live)
 
     def saw(self, task_id: str, status: TaskStatus) -> None:
-        """Note what the handles of a task tell from now on, where it is not in memory."""
+        """Note the status that the handles of a task tell from now on, while it is not in memory."""
         self.last_status.pop(task_id, None)
         self.last_status[task_id] = status
         if len(self.last_status) > MAX_SEEN:
             del self.last_status[next(iter(self.last_status))]
 
     def taken_away(self, task_id: str, tags_text: str | None) -> None:
-        """Note that another instance has a task that was accepted or claimed here, or may take one that a failure here
-        has enqueued.
-        """
+        """Note a task of this instance that another one has taken, or may take: `join` waits for it too."""
         self._taken[task_id] = tags_text
 
     async def has_unfinished(self, tags: dict[str, str]) -> bool:
@@ -287,7 +285,7 @@ class Follower:
         return False
 
     async def forget_ended(self) -> None:
-        """Forget the oldest of them that have ended, so that the list does not grow where nobody asks."""
+        """Forget the oldest taken tasks that have ended, so that the list does not grow where nobody calls `join`."""
         while (oldest := list(islice(self._taken, PAGE))) and await self._have_ended(oldest):
             pass
 
@@ -300,7 +298,10 @@ class Follower:
         return not live
 
     async def look_at_all(self, *, is_changed: bool = True) -> None:
-        """Read every followed row once. If nobody else has written, only those of workflows that have ended here."""
+        """Read the row of every followed task once, and those of followed workflows.
+
+        If nobody else has written and no look was asked for, only the workflows that have ended here are read.
+        """
         task_ids, was_due, self.needs_look = list(self._waiting), self.needs_look, False
         is_done = False
         try:
@@ -340,7 +341,7 @@ class Follower:
         return bool(ended)
 
     def notice(self, task_id: str, ending: Ending) -> None:
-        """Tell that a task has ended which another instance ran, or which is not in memory."""
+        """Tell the waiters of a task that it has ended, where another instance ran it or it is not in memory."""
         self._taken.pop(task_id, None)
         waiters = self._waiting.pop(task_id, None)
         if waiters is None and task_id not in self.last_status:
