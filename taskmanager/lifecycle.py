@@ -206,7 +206,7 @@ class Lifecycle:
                 if not self._inbox.is_loop_closed():  # else the stop was cut off, and `Unstopped` writes the rest
                     self._unstopped.end()
                 self.stopped.set()
-                self._free_rows.has_looked(has_claimed=False)  # whoever waits for a look finds that all is over
+                self._free_rows.looked(has_claimed=False)  # `join` finds that all is over
 
     async def _stop_whoever_cancels(self, drain_timeout_s: float) -> None:
         """Stop in a task of its own. To cancel that task, as the end of an event loop does, only cuts the drain short.

@@ -167,7 +167,7 @@ class Firing:
                 self._life.wants_claim.set()  # also when only the answer was lost: the task stands there, free
         for each in fires:
             if each.task is not None:
-                self._free_rows.put(each.task, is_ours=each.schedule_name not in lost)
+                self._free_rows.note_put(each.task, is_ours=each.schedule_name not in lost)
             if each.schedule_name not in lost:
                 self._book.fired(each)
                 if each.task is not None:

@@ -256,7 +256,7 @@ class Schedules:
             row = await run_by_hand(self._store, name, task_id, self._wall_clock.now_us())
         finally:
             self._life.wants_claim.set()  # also when only the answer was lost: the task stands there, free
-        self._free_rows.put(row)
+        self._free_rows.note_put(row)
         await self.refresh([name])
         return task_id
 

@@ -322,8 +322,7 @@ class AfterWrite:
     def restored(self) -> None:
         """The store is back. What has followed from a commit that seemed to fail is not known, and is looked for."""
         self._dispatcher.is_store_degraded = False
-        self._follower.needs_look = True
-        self._life.wants_claim.set()
+        self._free_rows.look()
         self._life.kick()
 
 

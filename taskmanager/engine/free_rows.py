@@ -1,4 +1,8 @@
-"""Rows that a write of this instance has made, free for anybody: they are claimed soon, and count for `join`."""
+"""Free rows that a write of this instance has put into the store, where any instance may claim them.
+
+A retry, a schedule, a failure or a workflow puts such a row there. This instance tries to claim it soon, `join` waits
+for its task, and listeners are told of it.
+"""
 
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import TypeVar
@@ -16,7 +20,7 @@ T = TypeVar("T")
 
 
 class FreeRows:
-    """Hears of such rows, for one engine."""
+    """Sees to such rows for one engine: they are claimed soon, waited for, and told."""
 
     def __init__(
         self, life: Life, dispatcher: Dispatcher, follower: Follower, definitions: Mapping[str, Definition]
@@ -25,34 +29,34 @@ class FreeRows:
         self._look_waiters: Waiters = []
 
     def will_put(self, task_ids: Iterable[str]) -> None:
-        """A write is on its way that puts these rows there. One may be claimed here before the answer comes."""
+        """Note that a write will put these rows there. One may be claimed here before the write is answered."""
         if (listeners := self._life.listeners) is not None:
             listeners.made(task_ids)
 
-    def put(self, row: TaskRow, *, is_ours: bool = True) -> None:
-        """A row stands there that a write of ours was to put there. It is another's if that was not the one."""
+    def note_put(self, row: TaskRow, *, is_ours: bool = True) -> None:
+        """Note that a row stands in the store now. `is_ours` is False if another write than ours has put it there."""
         if (listeners := self._life.listeners) is not None:
             listeners.put_made(row, is_ours=is_ours)
         if is_ours:
             self._expect(row)
 
     def note_failure(self, row: TaskRow) -> None:
-        """A task is in the store as FAILED: what that has enqueued stands there too."""
+        """Note that this row is in the store. If it has FAILED, the task that its failure enqueues stands there too."""
         then = enqueued_by(row) if row.status == TaskStatus.FAILED else None
         if then is not None:
             self._expect(then)
 
     def note_advance(self, advance: Advance) -> None:
-        """Workflows have gone on by a change that is in the store, where their next tasks are. Some have ended."""
+        """Note that a write has let workflows go on: their next tasks are free rows now, and some have ended."""
         if (listeners := self._life.listeners) is not None:
             listeners.readied(each.task_id for each in advance.readied)
         for each in advance.readied:
             self._expect(each)
         if self._follower.workflows_ended(advance.ended):
-            self._life.wants_claim.set()  # who waits is told by the next look
+            self._life.wants_claim.set()  # the next look tells their waiters
 
     async def answer_of(self, write: Awaitable[T]) -> T:
-        """Await a write. One without an answer may have arrived, and what has followed from it is looked for then."""
+        """Return the answer of a write. One without an answer may have arrived: the next look reads what followed."""
         is_answered = False
         try:
             found = await write
@@ -64,24 +68,27 @@ class FreeRows:
                 self.look()
 
     def look(self) -> None:
-        """Let what is waited for be read soon: our own writes do not change the version that tells of others'."""
+        """Let the next look come soon, and read all that somebody waits for.
+
+        It would not read that by itself: the version of the store tells of the writes of others, and not of our own.
+        """
         self._follower.needs_look = True
         self._life.wants_claim.set()
 
     async def next_look(self) -> bool:
-        """Return after the next look at the store, or the last one of all: whether it has claimed anything."""
+        """Wait for the next look at the store, or until there will be none. Return whether it has claimed anything."""
         return bool(await wait_in(self._look_waiters))
 
-    def has_looked(self, *, has_claimed: bool) -> None:
-        """A look is over, or there will be none any more."""
+    def looked(self, *, has_claimed: bool) -> None:
+        """Tell those who wait for a look that one is over, or that there will be none."""
         waiters, self._look_waiters = self._look_waiters, []
         resolve(waiters, has_claimed)
 
     def _expect(self, row: TaskRow | FreeTask) -> None:
-        """Claim it soon, and let `join` wait for it.
+        """Claim a row soon, and let `join` wait for its task.
 
-        That may have been faster than the answer. But what is in memory may also be the task as it was before its row
-        was taken away, so nothing is concluded from that.
+        The claim may have come before the answer of the write, so that the task is in memory already. But that may also
+        be the task as it was before its row was taken away, so nothing is concluded from it.
         """
         if row.task_name not in self._definitions or self._life.is_stopping:
             return

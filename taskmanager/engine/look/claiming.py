@@ -325,8 +325,7 @@ class Claimer:
             result = self._row_codec.decode_result(row)
             self._follower.notice(row.task_id, Ending(TaskStatus.FAILED, result))
             if row.is_workflow_task:
-                self._follower.needs_look = True
-                self._life.wants_claim.set()
+                self._free_rows.look()
         return [row for row in rows if not isinstance(row, UnreadableRow)] if ended else rows
 
     def _take(self, row: TaskRow, *, is_granted: bool = True) -> None:

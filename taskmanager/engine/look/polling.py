@@ -237,7 +237,7 @@ class Poller:
         await self._sharing.look(changed=changed)
         if self._counted and self._may_have_freed(changed=changed):
             await self._count_free()
-        self._free_rows.has_looked(has_claimed=has_claimed)
+        self._free_rows.looked(has_claimed=has_claimed)
         return version
 
     def _may_have_freed(self, *, changed: bool) -> bool:

@@ -365,7 +365,7 @@ class Actions:
             if is_ours:
                 self._follower.saw(row.task_id, TaskStatus.PENDING)
                 self._keys.put_back(row.task_id, row.start_count)
-            self._free_rows.put(_again(row, now), is_ours=is_ours)
+            self._free_rows.note_put(_again(row, now), is_ours=is_ours)
 
     async def purge(self, older_than: timedelta | None, **given: Any) -> int:
         """Delete ended records, in pages; live ones are never touched."""
