@@ -168,9 +168,9 @@ def test_the_oldest_is_forgotten_where_there_is_no_room() -> None:
     """The oldest of it: of these nobody hears any more here, and what is new must find room."""
     untold = Untold()
     untold.makes(str(number) for number in range(MOST_UNTOLD + 1))
-    assert not untold.has_made("0")
-    assert untold.has_made("1")
-    assert not untold.has_made("1")
+    assert not untold.take_made("0")
+    assert untold.take_made("1")
+    assert not untold.take_made("1")
     for number in range(MOST_UNTOLD + 1):
         untold.snoozes("t", number, number)
     assert untold.snoozed_runs("t", None, Expected("RUNNING", "me", 3)) == {1: 1, 2: 2}

@@ -5,8 +5,9 @@ functions run in one thread of their own, async ones each in a task of the loop,
 hears its events in order, and nothing that it does (to raise, to block, to hang) reaches a task. What it cannot keep up
 with is dropped, and counted.
 
-A persisted task has an event when its row says so: from the answers of the writer, which name the state that the row
-had. Where the store takes no writes, an end is told when the waiters are. What others did is heard there.
+An event of a persisted task is told when its row is in the store: the answers of the writer name the state that the
+row had. Where the store takes no writes, an end is told when the waiters are told. Each instance tells what it has done
+itself, so listeners hear of what another instance did in that one.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.protocol import CommitReport
 
 MOST_WAITING: Final = 10_000
-"""Events that wait for one function. It drops the newest."""
+"""Events that wait for one function. Newer ones are dropped."""
 SLICE: Final = 100
 """Events that the thread tells one function before it looks at the next one."""
 _ENDS: Final = frozenset(END_KINDS.values())
@@ -97,7 +98,7 @@ class Ear:
 
 
 class Listeners:
-    """Those of one start, in its loop."""
+    """The listeners of one start, in its loop."""
 
     def __init__(self, hooks: Hooks, reader: EventReader) -> None:
         self._hooks, self._read = hooks, reader.read
@@ -117,7 +118,7 @@ class Listeners:
         return f"<Listeners {', '.join(map(repr, self._ears.values()))}>"
 
     def look(self) -> None:
-        """Let everybody hear who has come by now."""
+        """Let every listener hear that was registered by now."""
         for fn, kinds in self._hooks.listeners.items():
             ear = self._ears.get(fn) or self._ears.setdefault(fn, Ear(fn))
             ear.kinds = kinds
@@ -128,24 +129,24 @@ class Listeners:
         found = {f"listener {ear.name}": ear.trouble() for ear in self._ears.values()}
         return {name: trouble for name, trouble in found.items() if trouble is not None}
 
-    # What happens. All of it is called on the loop.
+    # What happens to tasks. All of it is called on the loop.
 
     def accepted(self, live: LiveTask) -> None:
-        """A memory-only task has come in."""
+        """Tell that a memory-only task has come in."""
         if "enqueued" in self._kinds:
             self._note(("enqueued", live.sent_at, live.start_count, live, None, None, None))
 
     def runs(self, live: LiveTask) -> None:
-        """The code of a task begins. That of a persisted one was told with the commit of its start."""
+        """Tell that the code of a memory-only task begins. Of a persisted one the commit of its start tells that."""
         if not live.is_persisted and "started" in self._kinds:
             row = None if live.start_count == 1 else live.row()
             self._note(("started", live.started_at or 0, live.start_count, live, row, None, None))
 
     def claimed(self, live: LiveTask, known: Expected | None) -> None:
-        """A row was claimed, and perhaps started by that. `known` is the last state of it that was known here before.
+        """Tell that a row was claimed, and perhaps started by the claim. `known` is its last state that was known here.
 
-        The claim may come before the answer to a write of ours, which it has found in the store. If others have had the
-        row meanwhile, only the start of the claim is told.
+        The row may be there by a write of ours that is not answered yet: that is told first. If others have had the row
+        meanwhile, only the start by the claim is told.
         """
         state = live.expectation()
         count = state.start_count - (state.status == "RUNNING")
@@ -159,30 +160,30 @@ class Listeners:
         self._change(before, state, (), live, live.row())
 
     def made(self, task_ids: Iterable[str]) -> None:
-        """These are made by a write of ours, or will be. They are told of when they are claimed here: of tasks of nodes
-        only the store knows until then what they are. Those that others take are not told.
+        """Note rows that a write of ours puts into the store. They are told of when they are claimed here, because only
+        the store knows before what the tasks of nodes are. Rows that other instances take are not told.
         """
         self._untold.makes(task_ids)
 
     def readied(self, task_ids: Iterable[str]) -> None:
-        """The same of tasks that a workflow has readied."""
+        """Note rows of tasks that a workflow has readied. They are told of like those of `made`."""
         self._untold.makes_nodes(task_ids)
 
     def sends(self, batch: Sequence[Sent]) -> None:
-        """These changes are on their way to the store. What a failure enqueues may be claimed before the answer."""
+        """Note that these changes are on their way. What a failure enqueues may be claimed before they are answered."""
         self._untold.sends(batch)
         for sent in batch:
             write = sent.write
-            if type(write) is TaskWrite and (then := _follower_of(write.row, write.attempts)) is not None:
+            if type(write) is TaskWrite and (then := _enqueued_by_failure(write.row, write.attempts)) is not None:
                 self._untold.makes_by_failure(then.task_id)
 
     def put_made(self, row: TaskRow, *, is_ours: bool) -> None:
-        """What was to be made stands in the store now: by our write, if it `is_ours`, or by another one."""
-        if self._untold.has_made(row.task_id) and is_ours:
+        """Tell of a row that was to be made and stands in the store now, if our write has put it there (`is_ours`)."""
+        if self._untold.take_made(row.task_id) and is_ours:
             self.put(row)
 
     def waits_again(self, live: LiveTask, began_at: int) -> None:
-        """A run that began then has ended, and its task goes on."""
+        """Tell that a run, which began at `began_at`, has ended without the end of its task."""
         if has_snoozed(live):
             self._untold.snoozes(live.task_id, live.start_count, began_at)
         if not live.is_persisted:
@@ -190,7 +191,7 @@ class Listeners:
             self._change(after._replace(status="RUNNING"), after, live.attempts_due[-1:], live, live.row())
 
     def ends(self, live: LiveTask) -> None:
-        """The waiters are told the end. Tell one here that is not in the store yet."""
+        """Tell the end of a task to listeners when its waiters are told, unless its row in the store has it already."""
         is_success = live.status is TaskStatus.COMPLETED  # most are, and to look one up costs more than all the rest
         kind = "completed" if is_success else END_KINDS.get(live.status._value_)
         if kind is None:
@@ -205,8 +206,8 @@ class Listeners:
             self._change(before, after, live.attempts_due, live, live.row())
 
     def committed(self, batch: Sequence[Sent], report: CommitReport, arrived: Container[str]) -> None:
-        """Changes of persisted tasks are in the store, but for those that the report names. Of these, `arrived` are the
-        tasks whose rows were written here before.
+        """Tell the changes of persisted tasks that a batch has brought into the store, but for those that the report
+        names. `arrived` are the lost ones whose rows an earlier write of ours has brought there.
         """
         is_troubled = bool(report.lost or report.rejected)
         for sent in batch:
@@ -221,8 +222,8 @@ class Listeners:
         self._untold.answered()
 
     def _is_plain(self, live: LiveTask, state: Expected, write: Write) -> bool:
-        """Tell one of the lean changes, which nearly all are. Return False for any other, and where one does not follow
-        what was told.
+        """Tell a lean change, as nearly all changes are. Return False for any other one, and for one that does not
+        follow what was told.
         """
         told = live.saving.told
         if type(write) is SuccessWrite and (told is None or told[::2] == ("RUNNING", 1)):
@@ -247,7 +248,7 @@ class Listeners:
 
     def _has_arrived(self, sent: Sent, state: Expected, row: TaskRow | None) -> None:
         live, attempts = sent.live, sent.write.attempts
-        if row is not None and (then := _follower_of(row, attempts)) is not None:
+        if row is not None and (then := _enqueued_by_failure(row, attempts)) is not None:
             self.put_made(then, is_ours=True)
         told = live.saving.told
         if is_end(told) or (told is not None and state.start_count < told.start_count):
@@ -256,21 +257,19 @@ class Listeners:
         self._change(sent.base if told is None else told, state, attempts, live, row)
 
     def _tell_made(self, row: TaskRow, start_count: int) -> None:
-        """A free row goes on that a write without an answer yet was to make."""
-        if self._untold.has_made(row.task_id):
+        """Tell that a free row was enqueued which goes on before the write that made it is answered."""
+        if self._untold.take_made(row.task_id):
             at = row.enqueued_at if start_count else row.sent_at
             self._tell(("enqueued", at, start_count, None, row, None, None))
 
     def _catch_up(self, task_id: str, start_count: int) -> None:
-        """A free row goes on that was found in the store. Tell what has made it so, if that was a write without an
-        answer yet.
-        """
+        """Tell of the write that has brought a free row to its state, if that is not answered yet: the row goes on."""
         sent = self._untold.write_to(task_id, Expected("PENDING", None, start_count))
         if sent is not None and sent.live.saving.told != sent.state:
             self._has_arrived(sent, sent.state, sent.write.row if type(sent.write) is TaskWrite else None)
 
     def moved(self, write: TaskWrite) -> None:
-        """A duty of this instance has changed a row that no task here stands for."""
+        """Tell that a duty of this instance has changed a row whose task is not in memory."""
         row = write.row
         count = write.expected.start_count if write.expected is not None else 0
         self._catch_up(write.task_id, count)
@@ -279,18 +278,18 @@ class Listeners:
         self._follow(row, write.attempts)
 
     def put(self, row: TaskRow) -> None:
-        """A row was put into the store, free: by a schedule, a failure, or a retry."""
+        """Tell that a schedule, a failure or a retry has put a free row into the store."""
         self._tell(("enqueued", row.updated_at, row.start_count, None, row, None, None))
 
     def ended(self, row: TaskRow) -> None:
-        """A row that no task here stands for has ended: by a person, or as it cannot be read."""
+        """Tell that a row whose task is not in memory has ended: a person has ended it, or it cannot be read."""
         self._catch_up(row.task_id, row.start_count)
         self._tell_made(row, row.start_count)
         self._tell((END_KINDS[row.status], row.updated_at, row.start_count, None, row, None, None))
         self._follow(row, ())
 
     def _follow(self, row: TaskRow, attempts: Sequence[AttemptRow]) -> None:
-        if (then := _follower_of(row, attempts)) is not None:
+        if (then := _enqueued_by_failure(row, attempts)) is not None:
             self.put(then)
 
     def _change(
@@ -301,7 +300,7 @@ class Listeners:
         live: LiveTask | None,
         row: TaskRow | None,
     ) -> None:
-        """Note what lies between two states. Without a row it is read from the task, which has run once at most."""
+        """Tell the events between two states. Without a row they are read from the task, which has run once at most."""
         now = row or live
         assert now is not None
         snoozed = self._untold.snoozed_runs(now.task_id, before, after)
@@ -309,7 +308,7 @@ class Listeners:
             at = now.updated_at
             if kind == "enqueued":
                 at = at if count else now.sent_at
-                self._untold.has_made(now.task_id)  # a write without an answer was to make it, and is not told too
+                self._untold.take_made(now.task_id)  # a write without an answer was to make it: do not tell it twice
             elif kind == "started":
                 run = next((each for each in attempts if each.attempt == count), None)
                 at = now.started_at or at if run is None else run.started_at
@@ -375,7 +374,7 @@ class Listeners:
         self._lending.begin(self._loop)
 
     def _has_work(self) -> bool:
-        """Whether the thread has something to tell, or is at it: what it tells does not wait any more."""
+        """Whether the thread has something to tell, or is telling it: that does not count as waiting any more."""
         waits = any(ear.waiting and not ear.is_async for ear in list(self._ears.values()))
         return not self._is_over and (waits or self._is_telling)
 
@@ -437,6 +436,6 @@ class Listeners:
         self._ring.set()
 
 
-def _follower_of(row: TaskRow, attempts: Sequence[AttemptRow]) -> TaskRow | None:
+def _enqueued_by_failure(row: TaskRow, attempts: Sequence[AttemptRow]) -> TaskRow | None:
     """Return the row that this one enqueues by failing."""
     return enqueued_by(row, attempts) if row.status == "FAILED" else None

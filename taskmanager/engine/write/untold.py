@@ -1,7 +1,7 @@
-"""What the listeners will be told, and was not told yet: rows on their way to the store, and runs that were snoozed.
+"""What the listeners were not told yet: rows on their way to the store, and runs that were snoozed.
 
-A row may go on by another road before the answer to the write that made it: a claim takes it, or it expires. What the
-write has done is told then, so that a listener hears everything in order.
+A write may put a row into the store, and a claim may take that row before the write is answered; or the row expires.
+What the write has done is told then, before what follows from it, so that a listener hears everything in order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,11 +12,13 @@ from taskmanager.model.record import Expected
 
 T = TypeVar("T")
 MOST_UNTOLD: Final = 10_000
-"""Rows, and snoozed runs. Others take some of them, of which nothing is heard here; the oldest ones are forgotten."""
+"""How many rows of each kind, and snoozed runs, are kept. Other instances take some of them, and nothing is heard of
+those here. So the oldest ones are forgotten.
+"""
 
 
 class Untold:
-    """Of one start. All of it is called on the loop."""
+    """What one start has not told yet. All of it is called on the loop."""
 
     def __init__(self) -> None:
         self._made: dict[str, None] = {}
@@ -32,16 +34,19 @@ class Untold:
     # Rows that were put into the store free, outside of the batches.
 
     def makes(self, task_ids: Iterable[str]) -> None:
-        """These are put into the store by a write of ours, or will be."""
+        """Note that a write of ours puts these rows into the store."""
         self._made.update(dict.fromkeys(task_ids))
         _forget_oldest(self._made)
 
     def makes_by_failure(self, task_id: str) -> None:
-        """The end of another task puts this one there. That end may be written again; only the first time is told."""
+        """Note that a failure enqueues this task. The failure may be written again; only the first time is told."""
         self._makes_once([task_id], self._by_failure)
 
     def makes_nodes(self, task_ids: Iterable[str]) -> None:
-        """A workflow has readied these. One that was held, and is free again, is not told again before its end."""
+        """Note that a workflow has readied these tasks.
+
+        One that was held, and is free again, is not told again before its end.
+        """
         self._makes_once(task_ids, self._nodes)
 
     def _makes_once(self, task_ids: Iterable[str], known: dict[str, None]) -> None:
@@ -51,11 +56,11 @@ class Untold:
         self.makes(new)
 
     def ends(self, task_id: str) -> None:
-        """The end of a task is told."""
+        """Note that the end of a task is told."""
         self._nodes.pop(task_id, None)
 
-    def has_made(self, task_id: str) -> bool:
-        """Return whether this one was to be made, and is told of now."""
+    def take_made(self, task_id: str) -> bool:
+        """Return whether this one was to be made, and forget it: the caller tells of it now."""
         if task_id not in self._made:
             return False
         del self._made[task_id]
@@ -64,15 +69,15 @@ class Untold:
     # Batches of the writer.
 
     def sends(self, batch: Sequence[Sent]) -> None:
-        """This batch is on its way. Whether it arrives may stay unknown; the next one carries it again then."""
+        """Note that this batch is on its way. If its answer is lost, the next batch carries its changes again."""
         self._batch, self._by_id = batch, None
 
     def answered(self) -> None:
-        """The batch has been told."""
+        """Note that the listeners were told of the batch."""
         self.sends(())
 
     def write_to(self, task_id: str, state: Expected) -> Sent | None:
-        """Return the write without an answer that has brought the row to this state, or None."""
+        """Return the write of the batch on its way that brings the row to this state, or None."""
         if not self._batch:
             return None
         if self._by_id is None:
@@ -80,15 +85,15 @@ class Untold:
         sent = self._by_id.get(task_id)
         return sent if sent is not None and sent.state == state else None
 
-    # Snoozed runs of persisted tasks, until the store says so.
+    # Snoozed runs of persisted tasks, until the end of the run is in the store.
 
     def snoozes(self, task_id: str, start_count: int, began_at: int) -> None:
-        """The run with this number was snoozed."""
+        """Note that the run with this number was snoozed, and when it began."""
         self._snoozed[task_id, start_count] = began_at
         _forget_oldest(self._snoozed)
 
     def snoozed_runs(self, task_id: str, before: Expected | None, after: Expected) -> dict[int, int]:
-        """Return when the runs began that were snoozed between two states of a row, by their numbers."""
+        """Return the snoozed runs between two states of a row: when each began, by its number. Forget them."""
         if not self._snoozed:
             return {}
         first = 0 if before is None else before.start_count
