@@ -1,7 +1,7 @@
 """Noticing what happens outside of memory: what others wrote, what came due, who died, whether the database is lost.
 
-One loop looks every `store_poll` seconds, and at once when somebody asks. What it finds it passes on to whoever deals
-with it; the free rows among it are the claimer's.
+One loop looks every `store_poll` seconds, and at once when somebody asks. It passes on what it finds: free rows to the
+`Claimer`, ends to the `Follower`, deaths to the recovery.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ CLOSE_WATCH_S: Final = 1.0
 
 
 async def make_due(store: Store, now_us: int) -> int:
-    """What was due when it was written is due, also where the wall clock has gone back since; how many rows were not.
+    """Let stored tasks that were due before the wall clock was set back be due again. Return how many were not.
 
-    It reads every row that is not due, so it is for a clock that was set back.
+    It reads every row that is not due, so call it only after the clock was set back.
     """
     mended = await store.make_due(now_us)
     if mended:
@@ -88,8 +88,10 @@ class Poller:
         return f"<Poller {'owes a look' if self.is_owed else f'saw version {self._version}'}, {self._neighbours!r}>"
 
     async def run(self) -> None:
-        """Look at the store every `store_poll` seconds, and at once when asked; at the database itself, and at
-        whether the others live, whatever that says: whoever makes a lost log anew counts on it.
+        """Look at the store every `store_poll` seconds, and at once when asked.
+
+        Whether the database is still there, and whether the others live, is looked at every half second at least, even
+        if `store_poll` is longer: an instance that makes a lost log anew counts on that.
         """
         try:
             await self._run()
@@ -104,10 +106,10 @@ class Poller:
             if now_s >= self._close_until_s:
                 self._submitted.clear()
             is_close = bool(self._submitted)
-            # A poll may be more seldom than a look at the database itself.
+            # The database itself is looked at every `LOOK_AFTER_S`, also where `store_poll` is longer.
             beat_s = next_beat(now_s, min(self._settings.store_poll_s, LOOK_AFTER_S))
             pause_s = CLOSE_POLL_S if is_close else min(beat_s - now_s, self._claimer.due_in_s())
-            if self._next_look_s == 0.0:  # asked for while the last look was under way, which may have missed it
+            if self._next_look_s == 0.0:  # asked for during the last look, which may have missed it
                 pause_s = 0.0
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s) as self._pause:
@@ -127,14 +129,14 @@ class Poller:
                 await asyncio.sleep(FAILED_PAUSE_S)
 
     def _look_soon(self) -> None:
-        """End the pause. Where a look is under way, the next one is asked for again."""
+        """End the pause. If a look is under way, let the next one follow at once."""
         self._next_look_s = 0.0
         if self._pause is not None:
             with contextlib.suppress(RuntimeError):  # it is over already
                 self._pause.reschedule(self._life.loop.time())
 
     async def _wake(self, *, is_close: bool) -> None:
-        """One round: whatever it is time for."""
+        """Do one round: whatever it is time for."""
         time = self._life.loop.time
         if time() - self._looked_after_s >= LOOK_AFTER_S - EARLY_S:
             self._looked_after_s = time()
@@ -149,7 +151,8 @@ class Poller:
             self._failing_duties.pop(NAME, None)
 
     async def recover_the_dead(self) -> None:
-        """Recover what a dead instance left when its death is noticed, and not only at the next round of the reaper.
+        """Recover the tasks of a dead instance when its death is noticed, not only at the next round of the reaper.
+
         What could not be recovered is tried again.
 
         This loop runs beside the one that looks, which has more to hear meanwhile: an instance whose lock file is gone
@@ -183,7 +186,7 @@ class Poller:
         self._life.wants_claim.set()
 
     async def _claim_submitted(self) -> None:
-        """Before all else: somebody waits for it."""
+        """Claim submitted tasks before all else, because somebody waits for them."""
         if self._submitted and not self._life.is_stopping:
             await self._claimer.claim()
             self._submitted.difference_update(await self._store.fetch_ids(list(self._submitted)))
@@ -191,14 +194,14 @@ class Poller:
     # One look.
 
     async def look_first(self) -> None:
-        """The look of a start: a backlog is begun with its best tasks, and the rest is claimed while they run."""
+        """Look once at the start: the best tasks of a backlog begin, and the rest is claimed while they run."""
         try:
             await self.look()
         finally:
             self._life.wants_claim.set()
 
     async def look(self) -> None:
-        """Has anybody written, is anything due, was a claim asked for?"""
+        """Look once: has anybody written, is anything due, was a claim asked for?"""
         self._intake.forget_idle_queues(self._dispatcher)  # no claim is under way that holds one
         asked = self._life.wants_claim.is_set()
         self._life.wants_claim.clear()
@@ -206,13 +209,13 @@ class Poller:
         self._life.owes_look = False
         try:
             self._version = await self._look(was_owed=self.is_owed, asked=asked)
-        except BaseException:  # what it had noticed half-way would not be noticed again
+        except BaseException:  # what this look had noticed before it failed would not be noticed again
             self.is_owed = True
             raise
         self.is_owed = False
 
     async def _look(self, *, was_owed: bool, asked: bool) -> int:
-        """Return the version of the store that was seen."""
+        """Look, and return the version of the store that was seen."""
         claimer = self._claimer
         await claimer.ask_again()
         version, news_mark = await self._store.changes(), self._store.news_mark()
@@ -235,15 +238,15 @@ class Poller:
                 await self._recover_strays()
             self._write_watch.has_brought_work = has_claimed = await claimer.claim()
         await self._sharing.look(changed=changed)
-        if self._counted and self._may_have_freed(changed=changed):
+        if self._counted and self._needs_count(changed=changed):
             await self._count_free()
         self._free_rows.looked(has_claimed=has_claimed)
         return version
 
-    def _may_have_freed(self, *, changed: bool) -> bool:
-        """Whether free rows may have come or gone since they were counted, by writes of others or of this instance.
+    def _needs_count(self, *, changed: bool) -> bool:
+        """Whether the free rows must be counted again: some may have come or gone, by writes of others or of ours.
 
-        Its own writes change the log only, and two soon after another may leave the same mark. So it is counted again
+        Our own writes change the log only, and two soon after another may leave the same mark. So it is counted again
         at the next look. (To count 100,000 of them at each look would take a tenth of a core.)
         """
         mark, before = self._store.mark(), self._marks
@@ -262,19 +265,20 @@ class Poller:
         self._dispatcher.wake_room_waiters()
 
     async def has_strays(self) -> bool:
-        """Whether rows that a claim has taken may be in nobody's memory, because its answer was lost. A claim under way
-        is waited for.
+        """Whether rows that a claim has taken may be in nobody's memory, because its answer was lost.
+
+        It waits for a claim that is under way.
         """
         async with self._claiming:
             return self.is_owed
 
     async def _mend_due(self, now_us: int) -> bool:
-        """After a step back of the wall clock: what was due stays due. Whether any was."""
+        """Keep due what was due before the wall clock was set back. Return whether there was anything."""
         count = self._wall_clock.step_count
         if self._steps_seen == count:
             return False
         for live in self._life.freed.values():
-            if live.is_freeing:  # else its row would come after this look, as the clock said it that was ahead
+            if live.is_freeing:  # else its row would come after this look, with the time of the clock that was ahead
                 live.renew_due(now_us, self._clock.elapsed_s())
         mended = await make_due(self._store, now_us)
         self._steps_seen = count
@@ -297,7 +301,7 @@ class Poller:
                 self._life.cancel(live)
 
     async def _hear_pauses(self, paused: frozenset[str], count: int) -> None:
-        """`count` is that of the dispatcher before these were read."""
+        """Pause and resume queues as the store says. `count` is the `pause_count` of the dispatcher before the read."""
         while count != self._dispatcher.pause_count:  # else somebody here has paused or resumed one meanwhile
             count = self._dispatcher.pause_count
             paused = await self._store.paused_queues()

@@ -59,7 +59,7 @@ class Records:
         self._settings, self._patience = engine.settings, engine.writer.patience
         self._has_strays, self._free_rows, self._window = has_strays, engine.free_rows, engine.window
         self._sent_from = 0
-        """When the first task was sent that had not ended at the last look, of those that others run."""
+        """When the oldest of the unfinished tasks that others run was sent, as of the last look."""
         self._stopped = stopped
 
     # Reading.
@@ -175,9 +175,9 @@ class Records:
     # Waiting for all.
 
     async def join(self, tags: dict[str, str]) -> None:
-        """Wait until no task (with all these tags) is unfinished here, rows that are still to be claimed included.
+        """Wait until every task here (with all these tags) has ended, also those whose rows are still to be claimed.
 
-        Raises `ManagerStopped` when the manager stops before that: some of them go on at the next start.
+        Raises `ManagerStopped` when the manager stops before that, and some of them go on at the next start.
         """
         with self._patience.rushed():
             while True:
@@ -185,7 +185,7 @@ class Records:
                 if self._window.has_free_rows and not tags:
                     self._life.wants_claim.set()
                     await self._pause(self._settings.store_poll_s / 10, until_claimed=True)
-                elif await self._may_have_freed(tags):
+                elif await self._may_have_unfinished(tags):
                     await self._pause(self._settings.store_poll_s)
                 elif not self._unfinished(tags):  # one may have been claimed while the store was read
                     return
@@ -204,11 +204,13 @@ class Records:
     def _unfinished(self, tags: dict[str, str]) -> Sequence[LiveTask]:
         return [live for live in self._live.values() if not tags or carries(live.tags_text, tags)]
 
-    async def _may_have_freed(self, tags: dict[str, str]) -> bool:
-        """Whether tasks accepted here may wait in the store for their time, or a claim has taken some that are not in
-        memory yet. Whose a free row was, it does not say.
+    async def _may_have_unfinished(self, tags: dict[str, str]) -> bool:
+        """Whether unfinished tasks of this instance may be where memory does not see them.
+
+        They wait in the store, another instance has them, or a claim has taken them and they are not in memory yet. A
+        free row does not say who has accepted it, so any that this instance could run counts.
         """
-        # Interrupted without a stop, and on their way to a store that is degraded: their waiters were told already.
+        # They were interrupted without a stop, and go to a store that is degraded: their waiters were told already.
         kept = self._writer.unsaved_ended.kept
         if any(live.goes_on for live in kept.values()):
             return True
@@ -240,11 +242,11 @@ class Records:
         return False
 
     async def _has_sent(self, tags: dict[str, str]) -> bool:
-        """Whether a task (with these tags) that was accepted here for others to run has not ended."""
+        """Whether a task (with these tags) is unfinished that was accepted here and that only others run."""
         if self._settings.run_queues is None:
             return False
         me, first = self._identity.instance_id, None
-        if not tags and self._sent_from:  # what was sent before it had ended at the last look
+        if not tags and self._sent_from:  # all that was sent earlier had ended at the last look
             first = await self._store.first_unfinished(me, {}, self._sent_from)
         if first is None:  # what a key runs again keeps its place
             first = await self._store.first_unfinished(me, tags)
@@ -253,7 +255,7 @@ class Records:
         return first is not None
 
     async def _pause(self, pause_s: float, *, until_claimed: bool = False) -> None:
-        """Wait for a look, but not longer than that: `until_claimed` for one that claims, or finds nothing."""
+        """Wait for a look, `pause_s` at most. With `until_claimed`, wait until a row is claimed, or none is free."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 while not await self._free_rows.next_look() and until_claimed and self._window.has_free_rows:
