@@ -1,4 +1,4 @@
-"""Runs user code and settles what became of it: memory on one side, the store's promise on the other.
+"""One start of a manager: takes tasks in, runs them, settles what became of them, and writes it.
 
 The rooms, and the modules in each. A module knows only modules that stand before it.
 
@@ -12,11 +12,14 @@ The rooms, and the modules in each. A module knows only modules that stand befor
     people/:    records actions workflows
     look/:      sharing claiming write_watch database_watch polling
 
-What each room is for stands in its own first line. The four modules of `engine/` itself are one start of all that is
-before them. What stands before them does not know them. It tells what has happened through the callables that it was
-given: the runner reports outcomes, the writer reports what became of its writes (to `WriterListener`, which is
-`after_write`), the inbox and the alarm report that it is time. What stands behind them acts on an engine.
-`taskmanager.lifecycle` puts them together with the duties, and starts and stops it all.
+The first line of each room says what it is for. The four modules of `engine/` itself make one engine of the parts that
+stand before them: `life` leads a task from part to part, `free_rows` sees to rows that any instance may claim, `engine`
+makes the parts, and `after_write` acts on the answers of the store.
+
+A part does not know these four. It tells what has happened through callables that it was given: the runner reports
+outcomes, the writer reports what became of its writes (to a `WriterListener`, which is `AfterWrite`), the inbox and the
+alarm report that it is time. The modules after these four are given an engine, and act on it. `taskmanager.lifecycle`
+makes all of them and the duties, and starts and stops them.
 
 docs/architecture.md tells the life of a task through these modules.
 """

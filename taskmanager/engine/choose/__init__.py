@@ -1,1 +1,1 @@
-"""Which task starts next, within the limits of lanes, queues and memory."""
+"""Decides which task starts next, within the limits of lanes, queues and memory."""

@@ -1,1 +1,1 @@
-"""The way in, from any thread: keys, the inbox, and the door."""
+"""Takes calls in, from any thread: checks them, finds their keys, and lets the loop accept their tasks."""

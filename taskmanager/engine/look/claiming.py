@@ -1,4 +1,4 @@
-"""Taking free rows from the store.
+"""Takes free rows from the store.
 
 Functions are looked up before the claim, so a row of an unknown function is never touched. Memory takes only as many
 rows as it has room for; the rest stays free, and costs nothing until there is room again.

@@ -1,4 +1,4 @@
-"""Noticing what happens outside of memory: what others wrote, what came due, who died, whether the database is lost.
+"""Notices what happens outside of memory: what others wrote, what came due, who died, whether the database is lost.
 
 One loop looks every `store_poll` seconds, and at once when somebody asks. It passes on what it finds: free rows to the
 `Claimer`, ends to the `Follower`, deaths to the recovery.

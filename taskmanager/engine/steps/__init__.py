@@ -1,1 +1,1 @@
-"""What a task records of its steps, sleeps and waits."""
+"""Runs the steps of a task, lets it sleep and wait, and records all of that."""

@@ -1,1 +1,1 @@
-"""What the engine speaks of: a task in memory and its phases, its function, an attempt and its outcome, who waits."""
+"""What all rooms speak of: tasks in memory, functions, attempts, outcomes, settings, loops, timers, waiters."""

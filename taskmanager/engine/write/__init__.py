@@ -1,1 +1,1 @@
-"""What is written, how and when; what became of that, and who hears of it."""
+"""Writes what has changed, reads the answers of the store, and tells the listeners of the application."""
