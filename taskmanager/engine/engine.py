@@ -154,7 +154,7 @@ def wire(
     writer = Writer(store, clock, settings.commit_interval_s, settings.snapshot_interval_s)
     follower = Follower(loop, store, row_codec.decode_result)
     life = Life(
-        intake, clock, wall_clock, dispatcher, window, settlement, writer, follower, definitions,
+        intake, clock, wall_clock, dispatcher, window, settlement, writer, follower,
         instance_id=identity.instance_id, threads=settings.threads,
     )  # fmt: skip
     inbox = Inbox(life.live, dispatcher, writer, life.accept, life.dispatch, settings.max_pending, follower)

@@ -6,7 +6,6 @@ start (persisted) → `run` → `report` or `complete` → the writer → `publi
 """
 
 import asyncio
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -21,7 +20,7 @@ from taskmanager.engine.run.lanes import LaneFaults
 from taskmanager.engine.run.settle import Settlement
 from taskmanager.engine.words import phases
 from taskmanager.engine.words.attempt import Attempt, StopReason, Surroundings
-from taskmanager.engine.words.definition import Definition, with_sender
+from taskmanager.engine.words.definition import with_sender
 from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.engine.words.outcome import Outcome, as_cause, extra_of, log_again, log_end
 from taskmanager.engine.words.timers import Alarm, WatchedClock
@@ -74,13 +73,12 @@ class Life:
         settlement: Settlement,
         writer: Writer,
         follower: Follower,
-        definitions: Mapping[str, Definition],
         *,
         instance_id: str,
         threads: int,
     ) -> None:
         self._intake, self._keys = intake, intake.keys
-        self._clock, self._wall_clock, self._definitions = clock, wall_clock, definitions
+        self._clock, self._wall_clock = clock, wall_clock
         self._dispatcher, self._window = dispatcher, window
         self._settlement, self._writer, self._follower = settlement, writer, follower
         self._instance_id, self._threads = instance_id, threads

@@ -53,9 +53,9 @@ class Records:
     def __init__(self, engine: Engine, has_strays: Callable[[], Awaitable[bool]], stopped: asyncio.Event) -> None:
         self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
         self._intake, self._inbox, self._live = engine.intake, engine.inbox, engine.live
-        self._runner, self._writer = engine.runner, engine.writer
+        self._writer = engine.writer
         self._follower, self._row_codec, self._life = engine.follower, engine.row_codec, engine.life
-        self._claiming, self._definitions = engine.claiming, engine.definitions
+        self._definitions = engine.definitions
         self._settings, self._patience = engine.settings, engine.writer.patience
         self._has_strays, self._free_rows, self._window = has_strays, engine.free_rows, engine.window
         self._sent_from = 0
