@@ -20,13 +20,13 @@ from taskmanager.engine.words.timers import next_beat
 LOOK_S: Final = 0.025
 """How often the mark of the store is looked at while somebody may just have written."""
 QUIET_LOOK_S: Final = 0.0625
-"""How often otherwise, where the system does not tell of the next write."""
+"""How often it is looked at in other times, where the system does not tell of the next write."""
 UNSETTLED_S: Final = 0.1
 """How long after a write its commit may come. A later one is noticed by the poll."""
 
 
 class WriteWatch:
-    """Of one engine; `look_soon` asks for a look at the store."""
+    """Watches the writes of other instances for one engine. `look_soon` asks for a look at the store."""
 
     def __init__(self, engine: Engine, look_soon: Callable[[], None]) -> None:
         self._store, self._life, self._follower = engine.store, engine.life, engine.follower

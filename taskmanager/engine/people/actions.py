@@ -1,10 +1,10 @@
 """What a person may do to tasks: end them before they run, ask them to stop, run them again, delete their records.
 
-The engine does it to tasks in its memory, and to rows that are nobody's or another's; the command line to all rows.
-Each write repeats the state of the row that was read. Answers are the ids of those for which it still was so.
+The engine acts on tasks in its memory, and on rows that nobody or another instance owns; the command line acts on all
+rows. Each write repeats the state of the row that was read. The answer has the ids of the rows that still were so.
 
-A caller may be cancelled while a write is on its way, which arrives all the same, and whose consequences here nobody
-else would draw: its own writes are no news to an instance. So what writes is shielded together with what follows.
+A caller may be cancelled while its write is on the way. The write arrives all the same, and an instance hears no news
+of its own writes. So each write is shielded together with what follows from it here.
 """
 
 import asyncio
