@@ -40,7 +40,8 @@ from taskmanager.store.protocol import Store
 if TYPE_CHECKING:
     from taskmanager.duties.schedule import Schedule
     from taskmanager.engine.people.actions import Actions
-    from taskmanager.engine.people.records import Queues, Records
+    from taskmanager.engine.people.queues import Queues
+    from taskmanager.engine.people.records import Records
     from taskmanager.engine.people.workflows import Workflows
 
 CANCEL_GRACE_S: Final = 1.0
@@ -367,7 +368,7 @@ class Lifecycle:
     @cached_property
     def queues(self) -> "Queues":
         """What people do with queues."""
-        from taskmanager.engine.people.records import Queues
+        from taskmanager.engine.people.queues import Queues
 
         return Queues(self.engine)
 

@@ -3,13 +3,14 @@
 The rooms, and the modules in each. A module knows only modules that stand before it.
 
     words/:     loops definition phases live_task views instance settings timers outcome attempt waiters
-    choose/:    queue_state dispatch room
+    choose/:    queue_state dispatch memory_window
     run/:       child child_program child_link time_limits lanes child_call middleware nodes settle execution
-    write/:     writes history outbox answers late_ends events untold listeners writer
+    write/:     writes history outbox answers late_ends writer
+    tell/:      events untold listeners
     steps/:     lanes records waits calls
     intake/:    keys inbox intake
     engine/:    life free_rows engine after_write
-    people/:    records actions workflows
+    people/:    records queues actions workflows
     look/:      sharing claiming write_watch database_watch polling
 
 The first line of each room says what it is for. The four modules of `engine/` itself make one engine of the parts that

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from taskmanager.engine.choose.dispatch import Dispatcher
-from taskmanager.engine.choose.room import MemoryWindow
+from taskmanager.engine.choose.memory_window import MemoryWindow
 from taskmanager.engine.free_rows import FreeRows
 from taskmanager.engine.intake.inbox import Inbox
 from taskmanager.engine.intake.intake import Intake
@@ -78,8 +78,8 @@ class Engine:
         if _running_loop() is not self.life.loop:
             self.inbox.tell(self.listen)
             return
-        from taskmanager.engine.write.events import EventReader  # few programs listen
-        from taskmanager.engine.write.listeners import Listeners
+        from taskmanager.engine.tell.events import EventReader  # few programs listen
+        from taskmanager.engine.tell.listeners import Listeners
 
         if (listeners := self.life.listeners) is not None:
             listeners.look()

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from taskmanager.codec.safe import dumps_safe
 from taskmanager.engine.choose.dispatch import Dispatcher
-from taskmanager.engine.choose.room import MemoryWindow
+from taskmanager.engine.choose.memory_window import MemoryWindow
 from taskmanager.engine.intake.inbox import Inbox
 from taskmanager.engine.intake.intake import Intake
 from taskmanager.engine.intake.keys import Answer, answer, merge_waiters
@@ -34,7 +34,7 @@ from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.store.protocol import ClaimRequest
 
 if TYPE_CHECKING:
-    from taskmanager.engine.write.listeners import Listeners
+    from taskmanager.engine.tell.listeners import Listeners
 
 
 class Life:

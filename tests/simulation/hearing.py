@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from taskmanager.engine.write.events import Noted
-from taskmanager.engine.write.listeners import Listeners
+from taskmanager.engine.tell.events import Noted
+from taskmanager.engine.tell.listeners import Listeners
 from taskmanager.model.record import TaskRow
 
 if TYPE_CHECKING:

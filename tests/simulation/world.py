@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from taskmanager import QueueConfig, RecoveryConfig, TaskManager
-from taskmanager.engine.write.listeners import Listeners
+from taskmanager.engine.tell.listeners import Listeners
 from taskmanager.model import ids
 from taskmanager.store.presence import Presence
 from taskmanager.store.sqlite import beat, presence, session, stamp

@@ -23,11 +23,11 @@ from taskmanager import (
     current_task,
     task,
 )
+from taskmanager.engine.tell import listeners
+from taskmanager.engine.tell.events import EventReader, Noted
+from taskmanager.engine.tell.listeners import Ear, Listeners
 from taskmanager.engine.words.definition import RowCodec
 from taskmanager.engine.words.instance import new_identity
-from taskmanager.engine.write import listeners
-from taskmanager.engine.write.events import EventReader, Noted
-from taskmanager.engine.write.listeners import Ear, Listeners
 from taskmanager.engine.write.outbox import Sent
 from taskmanager.engine.write.writes import write_of
 from taskmanager.model.hooks import Hooks

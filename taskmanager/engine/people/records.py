@@ -13,35 +13,27 @@ from typing import Any, Final
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.words.definition import carries
 from taskmanager.engine.words.live_task import LiveTask
-from taskmanager.engine.words.loops import shielded
 from taskmanager.engine.words.phases import DONE, ENDED
 from taskmanager.engine.words.views import attempt_info, step_info, summary_info, task_info
-from taskmanager.engine.words.waiters import ended, lent_slot
+from taskmanager.engine.words.waiters import ended
 from taskmanager.model.checks import (
     check_limit,
-    check_queue_name,
     check_status,
     check_tags,
     check_task_id,
     instant_since,
     is_storable,
 )
-from taskmanager.model.config import queue_name_fault
 from taskmanager.model.errors import ConfigurationError, ManagerStopped, StoreError, UnknownTask
-from taskmanager.model.logger import logger
-from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.steps import STEP, StepInfo
 from taskmanager.model.workflows import HELD
 from taskmanager.store.protocol import TaskFilter
-from taskmanager.store.statistics import said_by
 
 JOIN_PAGE: Final = 1_000
 """Waiting rows that are read at once, in search of one with the tags."""
-_OF_EVERYBODY: Final = "default"
-"""The queue of functions that name none."""
 
 
 class Records:
@@ -310,64 +302,3 @@ def fits(live: LiveTask, wanted: TaskFilter) -> bool:
         and (wanted.since is None or live.updated_at >= wanted.since)
         and (not wanted.tags or carries(live.tags_text, dict(wanted.tags)))
     )
-
-
-class Queues:
-    """What people do with queues: pause and resume them, and wait for room in one.
-
-    A queue needs no declaration, so a name that nobody has used yet is no error: its tasks, or its process, may be to
-    come. Mostly it is a slip, though, and then the wrong queue goes on; so it is logged.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._store, self._clock, self._intake = engine.store, engine.clock, engine.intake
-        self._dispatcher, self._definitions, self._life = engine.dispatcher, engine.definitions, engine.life
-        self._patience, self._free_rows = engine.writer.patience, engine.free_rows
-        self._has_told = False
-
-    async def set_paused(self, name: str, paused: bool) -> None:
-        """Pause or resume a queue here at once, and elsewhere by their next look at the store."""
-        known = self._named_here()
-        fault = queue_name_fault(name)
-        if fault or name not in known:
-            known |= await self._named_elsewhere()
-        if fault and not (isinstance(name, str) and name in known):  # what is there may be of another version
-            raise ConfigurationError(fault)
-        await shielded(self._write_paused(name, paused))
-        if name not in known:
-            what = "is paused" if paused else "was not paused"
-            text = "queue %r %s, and no function, task or instance has named it yet%s"
-            logger.warning(text, name, what, did_you_mean(name, known))
-
-    async def _write_paused(self, name: str, paused: bool) -> None:
-        await self._free_rows.answer_of(self._store.set_paused(name, paused, self._clock.now_us()))
-        self._dispatcher.set_paused(name, paused)
-        self._life.kick()
-
-    async def wait_for_room(self, name: str) -> None:
-        """Return when that queue is not full.
-
-        A name that nobody has named is told once in a start: where queues come and go, each of them is new at first.
-        """
-        check_queue_name(name)
-        if not self._has_told and name not in (known := self._named_here()):
-            self._has_told = True
-            text = "there is always room in queue %r, which no function or task has named yet%s"
-            logger.warning(text, name, did_you_mean(name, known))
-        with self._patience.rushed():
-            while self._intake.is_full(name):
-                async with lent_slot(None, {}, is_bounded=False):  # what waits may need this very slot
-                    await self._dispatcher.room_changed()
-
-    def _named_here(self) -> set[str]:
-        """By functions, by the configuration, and by whatever came in since the start."""
-        by_functions = {each.queue_name for each in list(self._definitions.values())}
-        return {_OF_EVERYBODY, *by_functions, *self._dispatcher.queues}
-
-    async def _named_elsewhere(self) -> set[str]:
-        """By tasks that wait in the store, by pauses, and by other instances."""
-        store = self._store
-        found = {row.queue_name for row in await store.free_queues()} | await store.paused_queues()
-        for instance in await store.instances():
-            found |= said_by(instance).queues.keys()
-        return found

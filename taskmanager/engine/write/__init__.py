@@ -1,1 +1,1 @@
-"""Writes what has changed, reads the answers of the store, and tells the listeners of the application."""
+"""Writes what has changed, and reads the answers of the store."""

@@ -33,7 +33,7 @@ from taskmanager.model.wording import counted
 from taskmanager.store.protocol import CommitReport, Store
 
 if TYPE_CHECKING:
-    from taskmanager.engine.write.listeners import Listeners
+    from taskmanager.engine.tell.listeners import Listeners
 
 NAME: Final = "writer"
 OF_THE_INTERVAL: Final = 0.75

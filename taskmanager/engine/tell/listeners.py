@@ -19,11 +19,11 @@ from contextvars import Context
 from typing import Final
 
 from taskmanager.codec.annotations import is_async, named_function
+from taskmanager.engine.tell.events import EventReader, Noted, has_snoozed
+from taskmanager.engine.tell.untold import Untold
 from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.engine.words.outcome import comes_from_signal, name_of
-from taskmanager.engine.write.events import EventReader, Noted, has_snoozed
 from taskmanager.engine.write.outbox import Sent
-from taskmanager.engine.write.untold import Untold
 from taskmanager.model.gil import Lending
 from taskmanager.model.hooks import EventKind, Hooks, Listener, TaskEvent
 from taskmanager.model.logger import logger

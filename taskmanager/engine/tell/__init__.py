@@ -1,0 +1,1 @@
+"""Tells the listeners of the application what happens to tasks: each event once, and in order."""
