@@ -213,8 +213,9 @@ class Story:
             "run_once": sum(row[3] == 1 for row in rows), "run_more_than_once": sum(row[3] > 1 for row in rows),
             "tasks_per_s": round(len(rows) / self._worked_s, 1) if self._worked_s else None,
         }  # fmt: skip
-        for name in ("completed", "failed", "interrupted", "run_once", "run_more_than_once", "tasks_per_s"):
-            self._console.print(f"   {name.replace('_', ' '):<20}{found[name] or 0:>10,}")
+        for name in ("completed", "failed", "run_once", "run_more_than_once", "interrupted", "tasks_per_s"):
+            words = "interrupted runs" if name == "interrupted" else name.replace("_", " ")
+            self._console.print(f"   {words:<20}{found[name] or 0:>10,}")
         for code, key in failures[:5]:
             self._console.print(Text.assemble("   ", (code, "red"), f"  {escaped(key)}"), soft_wrap=True)
         verdict = f"Every one of {len(self._names):,} files has exactly one task, and it is completed or failed."

@@ -12,7 +12,6 @@ from taskmanager.engine.life import Life
 from taskmanager.engine.words.definition import Definition
 from taskmanager.engine.words.waiters import Follower, Waiters, resolve, wait_in
 from taskmanager.model.record import TaskRow
-from taskmanager.model.states import TaskStatus
 from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.workflow_protocol import Advance, FreeTask
 
@@ -42,7 +41,7 @@ class FreeRows:
 
     def note_failure(self, row: TaskRow) -> None:
         """Note that this row is in the store. If it has FAILED, the task that its failure enqueues stands there too."""
-        then = enqueued_by(row) if row.status == TaskStatus.FAILED else None
+        then = enqueued_by(row)
         if then is not None:
             self._expect(then)
 

@@ -66,11 +66,11 @@ def _read(kind: StoredType, text: str | None) -> Any:
 
 
 def enqueued_by(failed: TaskRow, attempts: Sequence[AttemptRow] = ()) -> TaskRow | None:
-    """Return the free row that a failure enqueues, or None if the task has no `on_failure`.
+    """Return the free row that a failure enqueues, or None if the task is not FAILED, or has no `on_failure`.
 
     `attempts` are those that are written with the failure. The last one has the message of the error.
     """
-    then = following(failed.task_options)
+    then = following(failed.task_options) if failed.status == "FAILED" else None
     if then is None:
         return None
     now = failed.failed_at or failed.updated_at

@@ -145,7 +145,7 @@ def _page(site: Site, view: TaskView, running: RunningTask | None, around: Surro
         "due_at": row.enqueued_at if row.status in WAITING and row.enqueued_at < LAST_US else None,
         "ended_at": ended_at,
         "took_all": "" if ended_at is None else exact(ended_at - row.sent_at),
-        "then": enqueued_by(row) if row.status == TaskStatus.FAILED else None,
+        "then": enqueued_by(row),
         "progress": _progress(site, row, running),
         "attempts": list(_attempts(view.attempts, line)),
         "current": _current(row, line),

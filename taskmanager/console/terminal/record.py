@@ -121,7 +121,7 @@ def _fact_lines(record: Record) -> Iterator[tuple[str, str]]:
     ended_at = row.completed_at or row.failed_at
     if ended_at is not None:
         yield "ended", f"{_instant(ended_at, now)}, {exact(ended_at - row.sent_at)} after it was sent"
-    then = enqueued_by(row) if row.status == TaskStatus.FAILED else None
+    then = enqueued_by(row)
     yield "on failure", "" if then is None else f"{escaped(then.task_name)} {then.task_id}"
     yield "good until", _instant(row.good_until, now)
     if row.cancel_requested_at is not None:

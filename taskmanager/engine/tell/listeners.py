@@ -174,7 +174,7 @@ class Listeners:
         self._untold.sends(batch)
         for sent in batch:
             write = sent.write
-            if type(write) is TaskWrite and (then := _enqueued_by_failure(write.row, write.attempts)) is not None:
+            if type(write) is TaskWrite and (then := enqueued_by(write.row, write.attempts)) is not None:
                 self._untold.makes_by_failure(then.task_id)
 
     def put_made(self, row: TaskRow, *, is_ours: bool) -> None:
@@ -248,7 +248,7 @@ class Listeners:
 
     def _has_arrived(self, sent: Sent, state: Expected, row: TaskRow | None) -> None:
         live, attempts = sent.live, sent.write.attempts
-        if row is not None and (then := _enqueued_by_failure(row, attempts)) is not None:
+        if row is not None and (then := enqueued_by(row, attempts)) is not None:
             self.put_made(then, is_ours=True)
         told = live.saving.told
         if is_end(told) or (told is not None and state.start_count < told.start_count):
@@ -289,7 +289,7 @@ class Listeners:
         self._follow(row, ())
 
     def _follow(self, row: TaskRow, attempts: Sequence[AttemptRow]) -> None:
-        if (then := _enqueued_by_failure(row, attempts)) is not None:
+        if (then := enqueued_by(row, attempts)) is not None:
             self.put(then)
 
     def _change(
@@ -434,8 +434,3 @@ class Listeners:
         """Tell nothing more."""
         self._is_over = self._is_closing = True
         self._ring.set()
-
-
-def _enqueued_by_failure(row: TaskRow, attempts: Sequence[AttemptRow]) -> TaskRow | None:
-    """Return the row that this one enqueues by failing."""
-    return enqueued_by(row, attempts) if row.status == "FAILED" else None

@@ -146,7 +146,7 @@ def _by_kind(writes: Sequence[Write]) -> defaultdict[sql.Kind, list[sql.Row]]:
             if write.row.is_workflow_task:
                 before = None if write.expected is None else write.expected.status
                 rows[sql.IN_WORKFLOW].append((write.task_id, before, write.status, write.row.updated_at))
-            if write.row.status == "FAILED" and (enqueued := enqueued_by(write.row, write.attempts)) is not None:
+            if (enqueued := enqueued_by(write.row, write.attempts)) is not None:
                 rows[sql.ON_FAILURE].append(enqueued)
     return rows
 
