@@ -21,7 +21,7 @@ EPILOG: Final = """\b
 Examples:
   taskmanager copy tasks.db postgresql://app@db.example/app
   taskmanager copy postgresql://app@db.example/app tasks.db
-  taskmanager copy tasks.db postgresql://app@db.example/app?schema=jobs
+  taskmanager copy tasks.db 'postgresql://app@db.example/app?schema=jobs'
 
 FROM and TO are files or URLs of servers. TO is made if it is not there. FROM is
 only read, and stays as it is.
