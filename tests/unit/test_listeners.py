@@ -312,7 +312,7 @@ async def test_a_task_that_a_failure_enqueues_is_told_once_if_that_is_repeated(a
     assert sorted(heard.words().values()) == ["enqueued started completed", "enqueued started failed"]
 
 
-@pytest.mark.parametrize("kind", ["waits", "is retried", "runs again"])
+@pytest.mark.parametrize("kind", ["waits", "is retried", "runs again", "is put back while paused"])
 async def test_task_of_a_node_is_told_as_enqueued_once_until_it_ends(kind: str) -> None:
     """A pause takes it out of memory, and the end of the pause puts it back; after its end a retry does."""
     manager = TaskManager(concurrency=1 if kind == "waits" else 9)
@@ -326,49 +326,24 @@ async def test_task_of_a_node_is_told_as_enqueued_once_until_it_ends(kind: str) 
         await asyncio.sleep(3)
 
     async with isolated(manager) as world:
-        graph = Workflow("graph")
+        graph = Workflow("graph", on_error="pause" if kind == "is put back while paused" else "fail")
         for number in range(2 if kind == "waits" else 1):
             graph.add(node, number)
         workflow = await manager.start_workflow(graph)
         await world.advance(1)
-        if kind == "runs again":
+        if kind in ("runs again", "is put back while paused"):
             (only,) = await workflow.nodes()
             assert await manager.retry(only.task_id or "")
         else:
             await workflow.pause()
+        if kind != "runs again":
             await world.advance(4)
             await workflow.resume()
         await world.drain()
         assert (await workflow.result()).is_ok()
         await world.idle()
-    told = {"waits": "", "is retried": "started retrying ", "runs again": "started failed enqueued "}[kind]
+    told = {"waits": "", "is retried": "started retrying "}.get(kind, "started failed enqueued ")
     assert set(heard.words().values()) == {f"enqueued {told}started completed"}
-
-
-async def test_a_task_that_a_failure_enqueues_is_told_before_its_end() -> None:
-    """Also where somebody cancels it before the answer to the failure has come."""
-    manager, store = TaskManager(), FaultyStore(MemoryStore())
-    heard = Heard(manager)
-
-    @manager.task(name="alert", persist=True, queue_name="paused")
-    async def alert(failed: FailedTask) -> None: ...
-
-    @manager.task(name="fails", persist=True, on_failure=alert)
-    async def fails() -> None:
-        raise ValueError("no")
-
-    async with isolated(manager, store=store.as_store()) as world:
-        await manager.pause("paused")
-        store.plan.append(Fault.hold(store.calls.count("commit") + 2, verb="commit", after=True))
-        fails.enqueue()
-        await world.advance(60)
-        assert store.held == ["commit"]
-        (waiting,) = await manager.list(task_name="alert")
-        assert await manager.cancel(waiting.task_id)
-        store.let_go()
-        await manager.flush()
-        await world.idle()
-    assert heard.words()[waiting.task_id] == "enqueued cancelled"
 
 
 async def test_tasks_that_a_cancelled_workflow_takes_along_are_told() -> None:

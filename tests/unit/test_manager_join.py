@@ -100,6 +100,17 @@ async def test_join_in_a_producer_waits_for_what_it_has_put_back(tmp_path: Path)
         assert (await handle.info()).status == "COMPLETED"
 
 
+@pytest.mark.parametrize("options", [{"run_queues": ()}, {"concurrency": 1}], ids=["enqueues only", "is busy"])
+async def test_join_by_tags_waits_for_tasks_that_another_process_takes(tmp_path: Path, options: dict[str, Any]) -> None:
+    """They leave one after the other, while join waits for the first of them."""
+    here, there = application(tmp_path / "tasks.db", **options), application(tmp_path / "tasks.db")
+    async with here, there:
+        node = here.get_task("node").with_options(tags=TAGGED)
+        handles = [node.enqueue(str(number)) for number in range(60)]
+        await here.join(tags=TAGGED, timeout=20)
+        assert {(await each.info()).status for each in handles} == {TaskStatus.COMPLETED}
+
+
 async def naps(manager: TaskManager) -> None:
     @manager.task(name="naps", persist=True, requeue_on_interrupt=True)
     async def nap() -> None:

@@ -190,6 +190,8 @@ class Records:
     async def _tagged_ended(self, tags: dict[str, str]) -> None:
         await self._inbox.caught_up()
         for live in self._unfinished(tags):
+            if self._live.get(live.task_id) is not live:  # it has left meanwhile: whoever has it now is asked below
+                continue
             if (await ended(live)).requeued and self._life.is_stopping:
                 raise _stopped_too_soon()
 

@@ -23,7 +23,8 @@ class Untold:
     def __init__(self) -> None:
         self._made: dict[str, None] = {}
         self._by_failure: dict[str, None] = {}
-        self._nodes: dict[str, None] = {}
+        self._unended: dict[str, None] = {}
+        """Those that were made, until their end is told."""
         self._snoozed: dict[tuple[str, int], int] = {}
         self._batch: Sequence[Sent] = ()
         self._by_id: dict[str, Sent] | None = None
@@ -35,29 +36,28 @@ class Untold:
 
     def makes(self, task_ids: Iterable[str]) -> None:
         """Note that a write of ours puts these rows into the store."""
-        self._made.update(dict.fromkeys(task_ids))
-        _forget_oldest(self._made)
+        made = dict.fromkeys(task_ids)
+        for noted in (self._made, self._unended):
+            noted.update(made)
+            _forget_oldest(noted)
 
     def makes_by_failure(self, task_id: str) -> None:
         """Note that a failure enqueues this task. The failure may be written again; only the first time is told."""
-        self._makes_once([task_id], self._by_failure)
+        if task_id not in self._by_failure:
+            self._by_failure[task_id] = None
+            _forget_oldest(self._by_failure)
+            self.makes([task_id])
 
     def makes_nodes(self, task_ids: Iterable[str]) -> None:
         """Note that a workflow has readied these tasks.
 
         One that was held, and is free again, is not told again before its end.
         """
-        self._makes_once(task_ids, self._nodes)
-
-    def _makes_once(self, task_ids: Iterable[str], known: dict[str, None]) -> None:
-        new = [task_id for task_id in task_ids if task_id not in known]
-        known.update(dict.fromkeys(new))
-        _forget_oldest(known)
-        self.makes(new)
+        self.makes([task_id for task_id in task_ids if task_id not in self._unended])
 
     def ends(self, task_id: str) -> None:
         """Note that the end of a task is told."""
-        self._nodes.pop(task_id, None)
+        self._unended.pop(task_id, None)
 
     def take_made(self, task_id: str) -> bool:
         """Return whether this one was to be made, and forget it: the caller tells of it now."""
