@@ -4,7 +4,8 @@ A retry, a schedule, a failure or a workflow puts such a row there. This instanc
 for its task, and listeners are told of it.
 """
 
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 from taskmanager.engine.choose.dispatch import Dispatcher
@@ -26,6 +27,8 @@ class FreeRows:
     ) -> None:
         self._life, self._dispatcher, self._follower, self._definitions = life, dispatcher, follower, definitions
         self._look_waiters: Waiters = []
+        self.awaited_count = 0
+        """How many calls wait for what others do with rows, and want to hear of it soon."""
 
     def will_put(self, task_ids: Iterable[str]) -> None:
         """Note that a write will put these rows there. One may be claimed here before the write is answered."""
@@ -73,6 +76,16 @@ class FreeRows:
         """
         self._follower.needs_look = True
         self._life.wants_claim.set()
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Let the store be looked at soon after others have written, as long as the block lasts."""
+        self.awaited_count += 1
+        self._follower.begins_to_wait()
+        try:
+            yield
+        finally:
+            self.awaited_count -= 1
 
     async def next_look(self) -> bool:
         """Wait for the next look at the store, or until there will be none. Return whether it has claimed anything."""

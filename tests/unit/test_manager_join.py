@@ -89,8 +89,9 @@ async def test_join_waits_for_what_a_call_has_put_into_the_store(
 
 
 async def test_join_in_a_producer_waits_for_what_it_has_put_back(tmp_path: Path) -> None:
-    """Though all that it had sent had ended before."""
-    web, worker = application(tmp_path / "tasks.db", run_queues=()), application(tmp_path / "tasks.db")
+    """Though all that it had sent had ended before. It hears of the ends by the writes of the worker."""
+    web = application(tmp_path / "tasks.db", run_queues=(), store_poll=POLL_S)
+    worker = application(tmp_path / "tasks.db")
     async with web, worker:
         handle = web.get_task("job").enqueue()
         await web.join()
@@ -98,6 +99,18 @@ async def test_join_in_a_producer_waits_for_what_it_has_put_back(tmp_path: Path)
         assert await web.retry(handle.task_id)
         await web.join()
         assert (await handle.info()).status == "COMPLETED"
+
+
+async def test_producer_that_waits_for_room_hears_of_it_by_the_writes_of_others(tmp_path: Path) -> None:
+    queues = [QueueConfig("default", max_pending=5)]
+    web = application(tmp_path / "tasks.db", run_queues=(), store_poll=POLL_S, queues=queues)
+    worker = application(tmp_path / "tasks.db", queues=queues)
+    async with web, worker:
+        node = web.get_task("node")
+        for number in range(20):
+            await web.wait_for_room()
+            last = node.enqueue(str(number))
+        assert await last == "19"
 
 
 @pytest.mark.parametrize("options", [{"run_queues": ()}, {"concurrency": 1}], ids=["enqueues only", "is busy"])

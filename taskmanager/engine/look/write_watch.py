@@ -30,7 +30,7 @@ class WriteWatch:
 
     def __init__(self, engine: Engine, look_soon: Callable[[], None]) -> None:
         self._store, self._life, self._follower = engine.store, engine.life, engine.follower
-        self._dispatcher, self._neighbours = engine.dispatcher, engine.neighbours
+        self._dispatcher, self._neighbours, self._free_rows = engine.dispatcher, engine.neighbours, engine.free_rows
         self._only_enqueues = engine.settings.only_enqueues
         self._look_soon = look_soon
         self._timer: asyncio.TimerHandle | None = None
@@ -46,12 +46,17 @@ class WriteWatch:
         state = "waits for a write" if self._descriptor is not None else "idle" if self._timer is None else "looks"
         return f"<WriteWatch {state}>"
 
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether somebody here waits for what others do."""
+        return bool(self._follower or self._free_rows.awaited_count)
+
     def begin(self) -> None:
         """Watch from now on, if it matters and is not done yet."""
         is_told = self._store.is_told
         if self._descriptor is not None and not is_told and self._store.mark() != self._mark:
             self._ring()  # it is another file by now, say, of which the system does not tell
-        elif self._follower or ((is_told or self._neighbours.leave_work) and not self._only_enqueues):
+        elif self._is_awaited or ((is_told or self._neighbours.leave_work) and not self._only_enqueues):
             self._begin()
 
     def close(self) -> None:
@@ -74,7 +79,7 @@ class WriteWatch:
         if not self._store.is_told:
             self._unsettled_until_s = loop.time() + UNSETTLED_S  # its time may be that of the write before
             self._look()
-        elif loop.time() < self._quiet_until_s and not (self.has_brought_work or self._follower):
+        elif loop.time() < self._quiet_until_s and not (self.has_brought_work or self._is_awaited):
             self._timer = loop.call_at(self._quiet_until_s, self._look)
         else:
             self._look_at_once(self._store.mark())
@@ -97,7 +102,7 @@ class WriteWatch:
         if now_s >= self._unsettled_until_s:
             self._rest()
             return
-        if self._follower or any(lane.has_room for lane in self._dispatcher.lanes.values()):
+        if self._is_awaited or any(lane.has_room for lane in self._dispatcher.lanes.values()):
             self._look_soon()
         self.begin()
 

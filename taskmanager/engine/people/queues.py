@@ -1,5 +1,6 @@
 """What people do with queues: pause and resume them, and wait for room in one."""
 
+from contextlib import nullcontext
 from typing import Final
 
 from taskmanager.engine.engine import Engine
@@ -28,7 +29,7 @@ class Queues:
     def __init__(self, engine: Engine) -> None:
         self._store, self._clock, self._intake = engine.store, engine.clock, engine.intake
         self._dispatcher, self._definitions, self._life = engine.dispatcher, engine.definitions, engine.life
-        self._patience, self._free_rows = engine.writer.patience, engine.free_rows
+        self._patience, self._free_rows, self._settings = engine.writer.patience, engine.free_rows, engine.settings
         self._has_told = False
 
     async def set_paused(self, name: str, paused: bool) -> None:
@@ -60,7 +61,8 @@ class Queues:
             self._has_told = True
             text = "there is always room in queue %r, which no function or task has named yet%s"
             logger.warning(text, name, did_you_mean(name, known))
-        with self._patience.rushed():
+        of_others = nullcontext() if self._settings.runs(name) else self._free_rows.awaited()
+        with self._patience.rushed(), of_others:
             while self._intake.is_full(name):
                 async with lent_slot(None, {}, is_bounded=False):  # what waits may need this very slot
                     await self._dispatcher.room_changed()

@@ -178,7 +178,8 @@ class Records:
                     self._life.wants_claim.set()
                     await self._pause(self._settings.store_poll_s / 10, until_claimed=True)
                 elif await self._may_have_unfinished(tags):
-                    await self._pause(self._settings.store_poll_s)
+                    with self._free_rows.awaited():
+                        await self._pause(self._settings.store_poll_s)
                 elif not self._unfinished(tags):  # one may have been claimed while the store was read
                     return
 
