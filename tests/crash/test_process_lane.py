@@ -179,6 +179,45 @@ def test_ctrl_c_at_a_childs_start_fails_no_task_its_programs_hear_sigterm(tmp_pa
     assert out == f"{-signal.SIGTERM}\n", errors
 
 
+_HANGING = """
+import pathlib, time
+from taskmanager import TaskManager
+from taskmanager.engine.run import lanes
+
+lanes.RISE_S = 1.0
+manager = TaskManager(None, processes=1)
+marker = pathlib.Path("hangs")
+if __name__ == "__mp_main__" and marker.exists():
+    marker.unlink()
+    time.sleep(60)
+
+@manager.task(executor="process", timeout=0.5)
+def work():
+    return "worked"
+
+async def main():
+    marker.touch()
+    print((await work.enqueue().result()).is_ok(), flush=True)
+    while (await work.enqueue().result()).is_err():
+        pass
+    print("worked", flush=True)
+
+if __name__ == "__main__":
+    manager.run(main)
+"""
+
+
+def test_a_child_that_hangs_in_the_main_module_is_killed(tmp_path: Path) -> None:
+    """A module that connects to something when it is imported, say. Nothing else would give its place back."""
+    (tmp_path / "app.py").write_text(_HANGING)
+    program = _start_program(tmp_path)
+    try:
+        out, errors = program.communicate(timeout=PATIENCE_S)
+    finally:
+        program.kill()
+    assert out == "False\nworked\n", errors
+
+
 _UNGUARDED = """
 import sys
 from taskmanager import TaskManager

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 CLOSE_PATIENCE_S: Final = 0.5
 IDLE_S: Final = 300.0
 """A child that has been idle for this long is ended when another one becomes idle."""
+RISE_S: Final = 60.0
+"""How long a child may take to load the main module. One that hangs there would keep its place for ever."""
 TRIES: Final = 3
 """How many dead children one task may meet before it is said that none can start."""
 NOTHING_PASSES: Final = 1 << 30
@@ -272,16 +274,19 @@ class ProcessLane:
     async def _come_up(self) -> None:
         from taskmanager.engine.run.child_link import Died, spawned
 
-        child = None
+        child, loop = None, asyncio.get_running_loop()
+        until_s, timer = loop.time() + RISE_S, None
         try:
             child = await spawned(self._host, self._forget)
             self._rising.add(child)
             if self._is_closed:
                 child.kill()
+            timer = loop.call_at(until_s, child.kill)
             failed = unpacked(await child.load_main())
         except Died as exc:
             last_line = exc.tail.rpartition("\n")[2]
-            self._has_none(CannotStart(_why_none_came_up(f"{exc}: {last_line}" if last_line else str(exc))))
+            why = _why_none_came_up(f"{exc}: {last_line}" if last_line else str(exc))
+            self._has_none(CannotStart(_WHY_SO_LATE if loop.time() >= until_s else why))
         except Exception as exc:  # of the system; what user code raises comes as a reply
             self._has_none(CannotStart(f"no child process can be started: {words_of(exc)}"))
         else:
@@ -293,6 +298,8 @@ class ProcessLane:
             else:
                 self._has_none(BrokenProcess(_why_main_failed(failed.words)))
         finally:
+            if timer is not None:
+                timer.cancel()
             if child is not None:
                 self._rising.discard(child)
 
@@ -309,6 +316,12 @@ def _levels() -> Levels:
         if isinstance(each, logging.Logger) and (each.level or each.disabled):
             levels[name] = NOTHING_PASSES if each.disabled else each.level
     return manager.disable, levels
+
+
+_WHY_SO_LATE: Final = (
+    f"a child process had not loaded the main module of the program after {RISE_S:g} s, and was killed: what that "
+    "module does when it is imported must come to an end"
+)
 
 
 def _why_none_came_up(why: str) -> str:
