@@ -368,3 +368,44 @@ def test_a_main_module_of_a_package_is_read_as_it_was_started(tmp_path: Path) ->
         f"shop: order {number}" for number in range(3)
     ]
     assert "begun again" not in done.stderr
+
+
+_CHATTY_THEN_QUIET = """
+import os
+from taskmanager import TaskManager, current_task
+
+manager = TaskManager(None, processes=1)
+
+@manager.task(executor="process")
+def chatty():
+    for number in range(200):
+        current_task().log("line", number=number)
+
+@manager.task(executor="process")
+def dies():
+    current_task().progress(7, 9, "row 7")
+    for number in range(20):
+        current_task().log("step", number=number)
+    os._exit(3)
+
+async def main():
+    await chatty.enqueue()
+    handle = dies.enqueue()
+    await handle.result()
+    info = await handle.info()
+    print(len(info.log), info.log[-1]["number"], info.progress["text"], flush=True)
+
+if __name__ == "__main__":
+    manager.run(main)
+"""
+
+
+def test_reports_of_a_task_survive_its_child_whatever_ran_there_before(tmp_path: Path) -> None:
+    """What another task has reported in the same second does not hold them back."""
+    (tmp_path / "app.py").write_text(_CHATTY_THEN_QUIET)
+    program = _start_program(tmp_path)
+    try:
+        out, errors = program.communicate(timeout=PATIENCE_S)
+    finally:
+        program.kill()
+    assert out == "20 19 row 7\n", errors

@@ -88,7 +88,7 @@ class ChildReports:
         self._is_sending = False
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # a signal handler may ring it at any moment
         self._sent_s: deque[float] = deque(maxlen=AT_ONCE)
-        """When the last reports were sent at once."""
+        """When the last reports of this task were sent at once."""
 
     def start(self) -> None:
         """Start the thread that sends what is not sent at once."""
@@ -110,15 +110,15 @@ class ChildReports:
         self._tell(fields["msg"])
 
     def _tell(self, text: object) -> None:
-        now_s = self._clock.elapsed_s()
-        is_due = (len(self._sent_s) < AT_ONCE or now_s - self._sent_s[0] >= 1.0) and len(str(text)) <= LONG_TEXT
+        now_s, sent_s = self._clock.elapsed_s(), self._sent_s
+        is_due = (len(sent_s) < AT_ONCE or now_s - sent_s[0] >= 1.0) and len(str(text)) <= LONG_TEXT
         # The lock may be held by this very thread, which a signal handler has interrupted in the middle of a frame.
         if not is_due or self._is_sending or not self._writing.acquire(blocking=False):
             self._bell.put(None)
             return
         try:
             self._is_sending = True
-            self._sent_s.append(now_s)
+            sent_s.append(now_s)
             with suppress(OSError):  # the code of the task has closed the channel: sending the reply raises this too
                 self._send_news(1)
         finally:
@@ -130,6 +130,7 @@ class ChildReports:
         with self._writing:
             self._send_news(sys.maxsize)
             self._write(framed(message))
+            self._sent_s = deque(maxlen=AT_ONCE)  # the next task is not held back for what this one has reported
 
     def _send_later(self) -> None:
         while True:
