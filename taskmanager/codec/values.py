@@ -171,7 +171,16 @@ class StoredType:
 
     def decode(self, data: Any) -> Any:
         """The value of JSON text or bytes. Raises whatever the types involved raise; the caller names the parameter."""
-        return (self._decode or self.prepare())(data)
+        if self._decode is None:
+            try:
+                self.prepare()
+            except Exception:  # where no value but a scalar was taken, such as the None of an optional type
+                value = plain_decoder.decode(data)
+                if self.is_safe(value):
+                    return value
+                raise
+        assert self._decode is not None
+        return self._decode(data)
 
     def prepare(self) -> Callable[[Any], Any]:
         """Build the decoder. Raises what msgspec, or evaluating the annotations of fields, raises."""

@@ -1,5 +1,6 @@
 """Arguments arrive equal in value and type, or the call that enqueues them is refused."""
 
+import enum
 import functools
 import sys
 import threading
@@ -301,6 +302,24 @@ def test_a_name_that_does_not_exist_at_run_time_names_the_parameter() -> None:
 
     with pytest.raises(ConfigurationError, match=r"jobs:work: the annotation of parameter 'broken'.*Missing"):
         ArgumentCodec(work, task_name="jobs:work")
+
+
+class Mixed(enum.Enum):
+    """No value of it can be stored."""
+
+    OFF = 0
+    NAMED = "named"
+
+
+def test_none_arrives_where_no_other_value_of_the_annotation_can_be_stored() -> None:
+    """Beside an argument that is no scalar, each is read by its annotation."""
+
+    def work(rows: list[int], mode: Mixed | None = None) -> None: ...
+
+    codec = ArgumentCodec(work, task_name="jobs:work")
+    assert codec.decode(*codec.encode(([1], None), {})) == ((([1], None)), {})
+    with pytest.raises(ArgumentError, match="'mode'"):
+        codec.encode(([1], Mixed.OFF), {})
 
 
 def test_a_broken_return_annotation_is_not_the_arguments_business() -> None:
