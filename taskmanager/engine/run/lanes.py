@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 CLOSE_PATIENCE_S: Final = 0.5
 IDLE_S: Final = 300.0
 """A child that has been idle for this long is ended when another one becomes idle."""
-RISE_S: Final = 60.0
+RISE_S: Final = 120.0
 """How long a child may take to load the main module. One that hangs there would keep its place for ever."""
 TRIES: Final = 3
 """How many dead children one task may meet before it is said that none can start."""
