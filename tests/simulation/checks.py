@@ -336,6 +336,8 @@ class Checks:
         holder = self._world.process_of(owner)
         if holder is None or not holder.is_living_as(owner):
             return
+        if self._has_started_since(process, old, new):
+            return
         if self._world.is_dead(owner) and (not holder.is_stopping or self._has_let_go(holder, old)):
             return  # it has stopped, and could not write everything
         was_blocked = holder.last_blocked_us + WOKEN_US > self._world.now_us
