@@ -27,6 +27,8 @@ class FreeRows:
     ) -> None:
         self._life, self._dispatcher, self._follower, self._definitions = life, dispatcher, follower, definitions
         self._look_waiters: Waiters = []
+        self.look_count = 0
+        """How many looks at the store are over."""
         self.awaited_count = 0
         """How many calls wait for what others do with rows, and want to hear of it soon."""
 
@@ -93,6 +95,7 @@ class FreeRows:
 
     def looked(self, *, has_claimed: bool) -> None:
         """Tell those who wait for a look that one is over, or that there will be none."""
+        self.look_count += 1
         waiters, self._look_waiters = self._look_waiters, []
         resolve(waiters, has_claimed)
 

@@ -174,12 +174,14 @@ class Records:
         with self._patience.rushed():
             while True:
                 await (self._tagged_ended(tags) if tags else self._all_ended())
+                look_count = self._free_rows.look_count
                 if self._window.has_free_rows and not tags:
                     self._life.wants_claim.set()
                     await self._pause(self._settings.store_poll_s / 10, until_claimed=True)
                 elif await self._may_have_unfinished(tags):
-                    with self._free_rows.awaited():
-                        await self._pause(self._settings.store_poll_s)
+                    if self._free_rows.look_count == look_count:  # else one may have brought what was not read yet
+                        with self._free_rows.awaited():
+                            await self._pause(self._settings.store_poll_s)
                 elif not self._unfinished(tags):  # one may have been claimed while the store was read
                     return
 
