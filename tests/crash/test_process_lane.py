@@ -209,12 +209,7 @@ if __name__ == "__main__":
 
 def test_a_child_that_hangs_in_the_main_module_is_killed(tmp_path: Path) -> None:
     """A module that connects to something when it is imported, say. Nothing else would give its place back."""
-    (tmp_path / "app.py").write_text(_HANGING)
-    program = _start_program(tmp_path)
-    try:
-        out, errors = program.communicate(timeout=PATIENCE_S)
-    finally:
-        program.kill()
+    out, errors = _run_program(tmp_path, _HANGING)
     assert out == "False\nworked\n", errors
 
 
@@ -251,6 +246,16 @@ def _start_program(folder: Path, *words: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+
+
+def _run_program(folder: Path, text: str) -> tuple[str, str]:
+    """Run it to its end, and return what it has printed."""
+    (folder / "app.py").write_text(text)
+    program = _start_program(folder)
+    try:
+        return program.communicate(timeout=PATIENCE_S)
+    finally:
+        program.kill()
 
 
 @both
@@ -402,10 +407,5 @@ if __name__ == "__main__":
 
 def test_reports_of_a_task_survive_its_child_whatever_ran_there_before(tmp_path: Path) -> None:
     """What another task has reported in the same second does not hold them back."""
-    (tmp_path / "app.py").write_text(_CHATTY_THEN_QUIET)
-    program = _start_program(tmp_path)
-    try:
-        out, errors = program.communicate(timeout=PATIENCE_S)
-    finally:
-        program.kill()
+    out, errors = _run_program(tmp_path, _CHATTY_THEN_QUIET)
     assert out == "20 19 row 7\n", errors
