@@ -6,13 +6,16 @@ for its task, and listeners are told of it.
 
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from taskmanager.engine.choose.dispatch import Dispatcher
 from taskmanager.engine.life import Life
 from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.live_task import Ending
 from taskmanager.engine.words.waiters import Follower, Waiters, resolve, wait_in
 from taskmanager.model.record import TaskRow
+from taskmanager.model.result import TaskResult
+from taskmanager.model.states import TaskStatus
 from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.workflow_protocol import Advance, FreeTask
 
@@ -43,6 +46,12 @@ class FreeRows:
             listeners.put_made(row, is_ours=is_ours)
         if is_ours:
             self._expect(row)
+
+    def note_end(self, row: TaskRow, result: TaskResult[Any]) -> None:
+        """Note that a free row has ended by a write of this instance: tell its listeners and waiters."""
+        if (listeners := self._life.listeners) is not None:
+            listeners.ended(row)
+        self._follower.notice(row.task_id, Ending(TaskStatus(row.status), result))
 
     def note_failure(self, row: TaskRow) -> None:
         """Note that this row is in the store. If it has FAILED, the task that its failure enqueues stands there too."""

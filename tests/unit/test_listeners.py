@@ -346,22 +346,34 @@ async def test_task_of_a_node_is_told_as_enqueued_once_until_it_ends(kind: str) 
     assert set(heard.words().values()) == {f"enqueued {told}started completed"}
 
 
-async def test_tasks_that_a_cancelled_workflow_takes_along_are_told() -> None:
-    """Those that wait in the file like those that wait in memory, and the one that runs."""
-    manager = TaskManager()
+@pytest.mark.parametrize("is_caller_cancelled", [False, True])
+async def test_tasks_that_a_cancelled_workflow_takes_along_are_told(is_caller_cancelled: bool) -> None:
+    """Those that wait in the file like those that wait in memory, and the one that runs. Also if whoever has cancelled
+    the workflow is cancelled before their rows are read.
+    """
+    manager, store = TaskManager(), FaultyStore(MemoryStore())
     heard = Heard(manager)
 
     @manager.task(name="node", persist=True)
     async def node(number: int) -> None:
         await asyncio.sleep(3)
 
-    async with isolated(manager) as world:
+    async with isolated(manager, store=store.as_store()) as world:
         graph = Workflow("graph")
         for delay in (0, 50):
             graph.add(node.with_options(delay=delay), delay)
         workflow = await manager.start_workflow(graph)
         await world.advance(1)
-        assert await workflow.cancel()
+        if is_caller_cancelled:
+            store.plan.append(Fault.hold(store.calls.count("fetch_ids") + 1, verb="fetch_ids"))
+        cancelling = asyncio.ensure_future(workflow.cancel())
+        await world.idle()
+        if is_caller_cancelled:
+            assert store.held == ["fetch_ids"]
+            cancelling.cancel()
+            await world.idle()
+            store.let_go()
+        await asyncio.wait([cancelling])
         await world.drain()
         await world.idle()
     assert sorted(heard.words().values()) == ["enqueued cancelled", "enqueued started cancelled"]

@@ -12,7 +12,7 @@ from taskmanager.engine.choose.queue_state import QueueState, SharedLimit
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.look.sharing import Fairness
 from taskmanager.engine.words.definition import timeout_of
-from taskmanager.engine.words.live_task import Ending, LiveTask
+from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.engine.words.outcome import log_failed
 from taskmanager.engine.words.phases import ACCEPTED, LEFT
 from taskmanager.model.clock import SECOND_US
@@ -319,11 +319,8 @@ class Claimer:
         for row in ended:
             log_failed(row)
             self._free_rows.note_failure(row)
-            if (listeners := self._life.listeners) is not None:
-                listeners.ended(row)
             self._life.freed.pop(row.task_id, None)
-            result = self._row_codec.decode_result(row)
-            self._follower.notice(row.task_id, Ending(TaskStatus.FAILED, result))
+            self._free_rows.note_end(row, self._row_codec.decode_result(row))
             if row.is_workflow_task:
                 self._free_rows.look()
         return [row for row in rows if not isinstance(row, UnreadableRow)] if ended else rows

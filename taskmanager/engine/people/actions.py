@@ -17,7 +17,7 @@ from taskmanager.codec.values import dumps
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.people.records import Records, chosen, fits, is_free
 from taskmanager.engine.words.definition import RowCodec, options_of
-from taskmanager.engine.words.live_task import Ending, LiveTask
+from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.engine.words.loops import shielded
 from taskmanager.engine.words.waiters import wait_in
 from taskmanager.model.checks import check_age, check_task_id
@@ -242,10 +242,8 @@ class Actions:
         for row in rows:
             if row.task_id not in ended:
                 continue
-            self._follower.notice(row.task_id, Ending(TaskStatus.CANCELLED, result))
+            self._free_rows.note_end(_cancelled(self._row_codec, row, now), result)
             self._follower.saw(row.task_id, TaskStatus.CANCELLED)
-            if (listeners := self._life.listeners) is not None:
-                listeners.ended(_cancelled(self._row_codec, row, now))
 
     async def _cancel_claimed(self, task_ids: Sequence[str]) -> None:
         """Ask tasks of which a claim has not been answered yet: that answer was made before the request."""

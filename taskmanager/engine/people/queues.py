@@ -6,9 +6,7 @@ from typing import Final
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.words.loops import shielded
 from taskmanager.engine.words.waiters import lent_slot
-from taskmanager.model.checks import (
-    check_queue_name,
-)
+from taskmanager.model.checks import check_queue_name
 from taskmanager.model.config import queue_name_fault
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.logger import logger

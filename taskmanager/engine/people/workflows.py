@@ -4,12 +4,13 @@ All of it is in the store. So it is the same for a workflow of any instance, and
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, cast, get_args
 
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.words.definition import RowCodec
 from taskmanager.engine.words.live_task import GOES_ON, Ending
+from taskmanager.engine.words.loops import shielded
 from taskmanager.model.checks import check_limit, is_storable
 from taskmanager.model.clock import from_us
 from taskmanager.model.errors import ConfigurationError, StoreUnavailable, UnknownTask, unknown_workflow
@@ -96,12 +97,14 @@ class Workflows:
         if advance is None:
             return False
         self._free_rows.note_advance(advance)
-        for start in range(0, len(advance.cancelled), PAGE):
-            for row in (await self._store.fetch_ids(advance.cancelled[start : start + PAGE])).values():
-                self._follower.notice(row.task_id, Ending(TaskStatus(row.status), self._row_codec.decode_result(row)))
-                if (listeners := self._life.listeners) is not None:
-                    listeners.ended(row)
+        await self._tell_ends(advance.cancelled)
         return True
+
+    async def _tell_ends(self, task_ids: Sequence[str]) -> None:
+        """Tell of waiting tasks that have ended with their workflow."""
+        for start in range(0, len(task_ids), PAGE):
+            for row in (await self._store.fetch_ids(task_ids[start : start + PAGE])).values():
+                self._free_rows.note_end(row, self._row_codec.decode_result(row))
 
     # Acting.
 
@@ -114,7 +117,13 @@ class Workflows:
         return await self._act(self._store.resume_workflow, workflow_id)
 
     async def cancel(self, workflow_id: str) -> bool:
-        """End what waits, and ask what runs to end. False if it has ended. Raises `UnknownTask`."""
+        """End what waits, and ask what runs to end. False if it has ended. Raises `UnknownTask`.
+
+        If the caller is cancelled, what runs here is asked all the same: nobody else would do that.
+        """
+        return await shielded(self._cancel(workflow_id))
+
+    async def _cancel(self, workflow_id: str) -> bool:
         if not await self._act(self._store.cancel_workflow, workflow_id):
             return False
         self._free_rows.look()  # the waiters of tasks that have ended with it are told then
