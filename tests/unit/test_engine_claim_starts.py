@@ -60,6 +60,25 @@ async def test_a_claimed_row_that_has_a_slot_is_started_by_its_claim() -> None:
         assert_counters(engine_of(manager))
 
 
+async def test_join_during_a_claim_waits_for_what_the_claim_leaves() -> None:
+    """What it has taken has ended when it is over, and the rest is still in the store."""
+    manager, log = manager_of(concurrency=2, max_in_memory=2), list[str]()
+    work = persisted(manager, log)
+    async with world_of(manager) as (_, store):
+        store.hold("claim")
+        await put_free(manager, store, work, *"abcdefghij")
+        look(manager, store)
+        await store.until_held("claim")
+        joining = asyncio.ensure_future(manager.join())
+        store.hold("free_queues")
+        store.let_go()
+        await store.until_held("free_queues")
+        await turns_until(lambda: len(store.memory.ended) >= 2 and not engine_of(manager).live)
+        store.let_go()
+        await joining
+        assert log == list("abcdefghij")
+
+
 async def test_a_claim_whose_answer_is_lost_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     """What it has started runs once, under the count that its row has. Nothing has crashed."""
     manager = manager_of(concurrency=1)

@@ -166,6 +166,25 @@ async def test_join_returns_when_what_was_in_the_store_has_ended(
         assert await unended(manager) == []
 
 
+@pytest.mark.parametrize("tags", [None, TAGGED], ids=["all", "tagged"])
+async def test_join_waits_for_what_an_earlier_run_left_beyond_memory(
+    tmp_path: Path, tags: dict[str, str] | None
+) -> None:
+    """Also for tasks with tags that none of those in memory has."""
+    path, options = tmp_path / "tasks.db", {"max_in_memory": 8, "store_poll": POLL_S}
+    async with application(path, **options) as manager:
+        await manager.pause("default")
+        node = manager.get_task("node")
+        for _ in range(300):
+            node.enqueue("first")
+        node.with_options(tags=TAGGED).enqueue("last")
+    async with application(path, requeue_pending=True, **options) as manager:
+        await manager.resume("default")
+        await manager.join(tags=tags)
+        left = await unended(manager)
+        assert [each for each in left if each.tags == TAGGED or not tags] == []
+
+
 async def test_join_forgets_what_was_cancelled_in_the_store(tmp_path: Path) -> None:
     """Nothing of it is kept for a join that may never come."""
     async with application(tmp_path / "tasks.db", store_poll=POLL_S) as manager:

@@ -182,8 +182,8 @@ class Records:
                     if self._free_rows.look_count == look_count:  # else one may have brought what was not read yet
                         with self._free_rows.awaited():
                             await self._pause(self._settings.store_poll_s)
-                elif not self._unfinished(tags):  # one may have been claimed while the store was read
-                    return
+                elif not self._unfinished(tags) and (tags or not self._window.has_free_rows):
+                    return  # else a claim has brought some while the store was read, or has left some
 
     async def _all_ended(self) -> None:
         await self._life.idle()
@@ -214,8 +214,11 @@ class Records:
         try:
             if await self._follower.has_unfinished(tags):
                 return True
-            # In this order: what is claimed while the store is read is in memory when there are no strays.
-            is_there = self._life.has_freed and (await self._has_free_rows(tags) or await self._has_sent(tags))
+            # In this order: what a claim leaves for want of room is noted when it is over, and what is claimed while
+            # the store is read is in memory when there are no strays.
+            is_there = await self._has_strays()
+            if self._life.has_freed or (tags and self._window.has_free_rows):
+                is_there = is_there or await self._has_free_rows(tags) or await self._has_sent(tags)
             is_there = is_there or await self._has_strays()
         except StoreError:
             return True
