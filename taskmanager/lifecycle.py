@@ -340,7 +340,7 @@ class Lifecycle:
 
     async def _made_anew(self) -> None:
         """Read everything again, because the file is another one now."""
-        self._poller.is_owed = True
+        self._life.whole_looks_wanted += 1
         self._life.wants_claim.set()
         await self.duties.made_anew()
 

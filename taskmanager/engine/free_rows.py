@@ -77,7 +77,7 @@ class FreeRows:
             return found
         finally:
             if not is_answered:
-                self._life.owes_look = True
+                self._life.whole_looks_wanted += 1
                 self.look()
 
     def look(self) -> None:

@@ -51,8 +51,8 @@ class Life:
     """Who is told of what happens to tasks, if anybody is."""
     has_freed = False
     """Whether rows free in the store may be tasks that were accepted here."""
-    owes_look = False
-    """Whether the next look is a whole one: a write without an answer may have asked for what nobody here has heard."""
+    whole_looks_wanted = 0
+    """How often a look at all news was wanted: a write without an answer may have asked for what nobody has heard."""
     unanswered_claim: ClaimRequest | None = None
     """The claim whose answer is on its way, or was lost."""
 

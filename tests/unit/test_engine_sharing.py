@@ -241,12 +241,12 @@ async def test_a_pause_holds_against_what_was_read_before_it(tmp_path: Path) -> 
         assert manager._lifecycle is not None
         poller = manager._lifecycle._poller
         store.news = held  # type: ignore[method-assign]  # the one call that is to take long
-        poller.is_owed = True
+        manager._lifecycle.engine.life.whole_looks_wanted += 1
         await reading.wait()
         await manager.pause("default")
         store.news = read  # type: ignore[method-assign]  # as it was
         gate.set()
-        await until(lambda: not poller.is_owed)
+        await until(lambda: not poller.wants_whole_look)
         assert manager.status().queues["default"].is_paused
 
 

@@ -69,8 +69,8 @@ class Poller:
         """Set while there may be an instance that has died, and of which something is to be recovered."""
         self._version: int | None = None
         self._news_mark: object = None
-        self.is_owed = False
-        """Whether the next look is a whole one, whatever the version of the store says."""
+        self._whole_looks_had = 0
+        """How many of those that were wanted are over. The others will be one look together."""
         self._steps_seen = 0
         self._submitted: set[str] = set()
         self._close_until_s = 0.0
@@ -84,8 +84,14 @@ class Poller:
         self._marks: tuple[object, object] = None, None
         """Of the last two looks."""
 
+    @property
+    def wants_whole_look(self) -> bool:
+        """Whether the next look, or the one under way, reads all news, whatever the version of the store says."""
+        return self._life.whole_looks_wanted != self._whole_looks_had
+
     def __repr__(self) -> str:
-        return f"<Poller {'owes a look' if self.is_owed else f'saw version {self._version}'}, {self._neighbours!r}>"
+        seen = "wants a whole look" if self.wants_whole_look else f"saw version {self._version}"
+        return f"<Poller {seen}, {self._neighbours!r}>"
 
     async def run(self) -> None:
         """Look at the store every `store_poll` seconds, and at once when asked.
@@ -144,7 +150,7 @@ class Poller:
         if not self._life.is_stopping and self._neighbours.find_dead(time()):
             self.death.set()
         poll_s = self._settings.store_poll_s
-        is_asked = is_close or self._life.wants_claim.is_set() or self._claimer.is_due(self._clock.now_us())
+        is_asked = is_close or self._life.wants_claim.is_set() or self._claimer.is_due(self._wall_clock.now_us())
         if is_asked or poll_s <= LOOK_AFTER_S or time() >= self._next_look_s - EARLY_S:
             self._next_look_s = time() + poll_s
             await self.look()
@@ -205,26 +211,25 @@ class Poller:
         self._intake.forget_idle_queues(self._dispatcher)  # no claim is under way that holds one
         asked = self._life.wants_claim.is_set()
         self._life.wants_claim.clear()
-        self.is_owed |= self._life.owes_look
-        self._life.owes_look = False
+        wanted = self._life.whole_looks_wanted
         try:
-            self._version = await self._look(was_owed=self.is_owed, asked=asked)
+            self._version = await self._look(is_whole=self.wants_whole_look, asked=asked)
         except BaseException:  # what this look had noticed before it failed would not be noticed again
-            self.is_owed = True
+            self._life.whole_looks_wanted += 1
             raise
-        self.is_owed = False
+        self._whole_looks_had = wanted
 
-    async def _look(self, *, was_owed: bool, asked: bool) -> int:
+    async def _look(self, *, is_whole: bool, asked: bool) -> int:
         """Look, and return the version of the store that was seen."""
         claimer = self._claimer
         await claimer.ask_again()
         version, news_mark = await self._store.changes(), self._store.news_mark()
-        changed = was_owed or version != self._version
+        changed = is_whole or version != self._version
         now_us = self._wall_clock.now_us()
         is_due = await self._mend_due(now_us) or claimer.is_due(now_us)
         if changed:
             await self._claim_submitted()
-            if was_owed or news_mark is None or news_mark != self._news_mark:
+            if is_whole or news_mark is None or news_mark != self._news_mark:
                 await self._hear_news()
                 self._news_mark = news_mark  # not at a look that hears nothing: it may differ before the version does
             for attempt in list(self._runner.running.values()):
@@ -234,7 +239,7 @@ class Poller:
             await self._follower.look_at_all(is_changed=changed)  # our own recovery may have ended one
         has_claimed = False
         if (changed or asked or is_due) and not self._life.is_stopping:
-            if was_owed:
+            if is_whole:
                 await self._recover_strays()
             self._write_watch.has_brought_work = has_claimed = await claimer.claim()
         await self._sharing.look(changed=changed)
@@ -270,7 +275,7 @@ class Poller:
         It waits for a claim that is under way.
         """
         async with self._claiming:
-            return self.is_owed
+            return self.wants_whole_look
 
     async def _mend_due(self, now_us: int) -> bool:
         """Keep due what was due before the wall clock was set back. Return whether there was anything."""
