@@ -1,6 +1,9 @@
 """What people ask of workflows: to start one, to pause, resume and cancel it, and what has become of it and its nodes.
 
 All of it is in the store. So it is the same for a workflow of any instance, and whoever runs its nodes.
+
+A caller may be cancelled while its write is on the way. The write arrives all the same, and nobody else would ask the
+nodes that run here to end, or tell what has followed. So each write is shielded together with that.
 """
 
 import asyncio
@@ -71,6 +74,9 @@ class Workflows:
         That one is followed, or run again if it has ended badly. Raises `ConfigurationError` if it has ended badly and
         is defined in another way.
         """
+        return await shielded(self._start(graph))
+
+    async def _start(self, graph: Graph) -> bool:
         root = graph.workflows[0]
         for _ in range(MAX_TRIES):
             found, advance = await self._free_rows.answer_of(self._store.start_workflow(graph, self._clock.now_us()))
@@ -110,17 +116,14 @@ class Workflows:
 
     async def pause(self, workflow_id: str) -> bool:
         """Start nothing more of it. False if it does not run. Raises `UnknownTask`."""
-        return await self._act(self._store.pause_workflow, workflow_id)
+        return await shielded(self._act(self._store.pause_workflow, workflow_id))
 
     async def resume(self, workflow_id: str) -> bool:
         """Go on with a paused one. False if it is not paused. Raises `UnknownTask`."""
-        return await self._act(self._store.resume_workflow, workflow_id)
+        return await shielded(self._act(self._store.resume_workflow, workflow_id))
 
     async def cancel(self, workflow_id: str) -> bool:
-        """End what waits, and ask what runs to end. False if it has ended. Raises `UnknownTask`.
-
-        If the caller is cancelled, what runs here is asked all the same: nobody else would do that.
-        """
+        """End what waits, and ask what runs to end. False if it has ended. Raises `UnknownTask`."""
         return await shielded(self._cancel(workflow_id))
 
     async def _cancel(self, workflow_id: str) -> bool:
