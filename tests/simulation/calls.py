@@ -12,7 +12,7 @@ from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
 from tests.simulation.batches import GROUPS
 from tests.simulation.jobs import QUEUES
 from tests.simulation.process import Process
-from tests.simulation.promises import flush
+from tests.simulation.promises import flush, join
 from tests.simulation.steps import NAME as STEPS
 from tests.simulation.waits import NAME as WAITS
 from tests.simulation.world import World
@@ -59,9 +59,10 @@ class Calls:
         ask = self._chance.choice((*asks, self._join(process)))
         process.call(lambda: process.spawn(ask(), "ask"))
 
-    @staticmethod
-    def _join(process: Process) -> Callable[[], Any]:
-        return lambda: process.manager.join(timeout=5.0)
+    def _join(self, process: Process) -> Callable[[], Any]:
+        tags = self._chance.choice((None, self._some_tags()))
+        self._world.log(process, "joins", tags or "")
+        return partial(join, process, tags)
 
     # The tasks.
 
@@ -108,6 +109,8 @@ class Calls:
             if call.bound()[0].name == WAITS:
                 self._world.waits.will_send(handle.task_id)
             process.watch(handle)
+            if key is None:
+                process.accepted[handle.task_id] = process.began_us, str(label % GROUPS)
 
     def _submit(self) -> None:
         """A task in a transaction of the application's own."""

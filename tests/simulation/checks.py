@@ -247,10 +247,11 @@ class Checks:
         )
         if old.status != new.status and (old.status, new.status) not in REACHABLE:
             fault(f"no legal way: {what}")
-        if old.status in TERMINAL and new._replace(cancel_requested_at=old.cancel_requested_at) != old:
+        has_changed = new._replace(cancel_requested_at=old.cancel_requested_at) != old
+        if old.status in TERMINAL and has_changed and not had_started:
             self._judge_revival(old, new, what)
         self._world.batches.judge(old, new, what)
-        if new.start_count < old.start_count and old.status not in TERMINAL:
+        if new.start_count < old.start_count and old.status not in TERMINAL and not self._is_begun_anew(new):
             fault(f"the start count went back: {what}")
         if is_again and not is_snoozed and not is_behind and (old.task_id, old.start_count) not in self._fresh:
             fault(f"an attempt left no row: {what}")
@@ -269,12 +270,13 @@ class Checks:
 
     def _has_started_since(self, process: "Process", old: TaskRow, new: TaskRow) -> bool:
         """Whether it has started the task by a file that was lost, or ended it while it could write none, and who has
-        it now does not know yet: that counts, and the other row, which waits with fewer starts, is written over.
+        it now does not know yet: that counts, and the other row, which waits or has ended with fewer starts, is written
+        over.
         """
         ended = self._fresh.get((new.task_id, new.start_count))
         has_run = ended is not None and ended.worker_id == process.instance_id
         start = (new.task_id, new.start_count, process.instance_id or "")
-        is_before = old.status in WAITING and old.start_count < new.start_count
+        is_before = old.status != TaskStatus.RUNNING and old.start_count < new.start_count
         return bool(self._world.loss_count) and is_before and (has_run or start in self.started)
 
     def _judge_start(self, row: TaskRow) -> None:
@@ -307,14 +309,18 @@ class Checks:
         if self._world.batches.is_asked("retry_all", old):
             self.may_revive.add(old.task_id)
         is_node = bool(new.is_workflow_task) and self._world.workflows.may_change(new.task_id)
-        # What lived on in memory is no task of the graph in the file that came: its node begins when that says so.
-        is_node = is_node or bool(self._world.loss_count and new.is_workflow_task and not new.start_count)
-        if old.task_id not in self.may_revive and not is_node:
+        if old.task_id not in self.may_revive and not is_node and not self._is_begun_anew(new):
             changed = [name for name in TaskRow._fields if getattr(old, name) != getattr(new, name)]
             self._world.fault(f"an ended task changed {changed}: {what}")
-        if is_node and new.start_count < old.start_count:
+        if (is_node or self._is_begun_anew(new)) and new.start_count < old.start_count:
             self._outdated |= {key for key in self._fresh if key[0] == new.task_id}
         self.revived[old.task_id] += 1
+
+    def _is_begun_anew(self, row: TaskRow) -> bool:
+        """Whether the workflow of a node went with the file. What lived on in memory is no task of the graph in the
+        file that came: its node begins when that says so.
+        """
+        return bool(self._world.loss_count and row.is_workflow_task and not row.start_count)
 
     def _judge_owner(self, process: "Process", verb: str, old: TaskRow, new: TaskRow, what: str) -> None:
         """Only its owner changes an owned row; others when that is dead, or was silent too long."""
@@ -412,8 +418,8 @@ class Checks:
     def _judge_attempts(self, rows: dict[str, TaskRow], attempts: dict[tuple[str, int], AttemptRow]) -> None:
         for key, old in self.attempts.items():
             new, row = attempts.get(key), rows.get(key[0])
-            if self._world.loss_count and row is not None and row.is_workflow_task and not row.start_count:
-                continue  # its workflow went with the file, and was started anew
+            if row is not None and self._is_begun_anew(row):
+                continue
             if new is not old and new != old and key in self._outdated:
                 self._outdated.discard(key)
             elif new is not old and new != old and (key in attempts or key[0] in rows):

@@ -61,6 +61,8 @@ class Process:
         world.timetable.declare(self.manager, self.jobs, number)
         self.children = SimulatedChildren(self)
         self.handles: dict[str, TaskHandle[Any]] = {}
+        self.accepted: dict[str, tuple[int, str]] = {}
+        """Tasks without a key: when its manager had started last, and its group."""
         self.unwritten: set[str] = set()
         """Tasks that have ended, and a stop has said that not everything could be written."""
         self.waiting: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What a call that came back has promised: a queue that is paused starts nothing, what was flushed is in the store."""
+"""What a call that came back has promised: of a pause, of a flush, and of a join."""
 
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
@@ -102,6 +102,24 @@ async def flush(process: "Process") -> None:
         is_saved = row is not None and (row.status in TERMINAL or task_id not in ended or task_id in checks.may_revive)
         if not is_saved and not (row is not None and _is_taken_over(process, row, ended[task_id])):
             process.world.fault(f"{task_id} was there before a flush of {process}, and is {row} after it")
+
+
+async def join(process: "Process", tags: dict[str, str] | None) -> None:
+    """Everything that this start has accepted by then (with these tags) has ended when it comes back."""
+    checks, began_us, lost = process.world.checks, process.began_us, process.world.loss_count
+    group = None if tags is None else tags["group"]
+    mine = [
+        task_id
+        for task_id, (since_us, its_group) in process.accepted.items()
+        if since_us == began_us and group in (None, its_group)
+    ]
+    await process.manager.join(tags=tags, timeout=5.0)
+    if process.began_us != began_us or process.world.loss_count != lost:
+        return
+    for task_id in {*mine} - checks.may_revive - checks.purged:
+        row, told = checks.rows.get(task_id), process.handles[task_id].status
+        if (told if row is None else row.status) not in TERMINAL:
+            process.world.fault(f"{task_id} was there before a join of {process}, is {told} after it, and {row}")
 
 
 def _is_taken_over(process: "Process", row: TaskRow, told: TaskStatus) -> bool:
