@@ -12,7 +12,7 @@ from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
 from tests.simulation.batches import GROUPS
 from tests.simulation.jobs import QUEUES
 from tests.simulation.process import Process
-from tests.simulation.promises import flush, join
+from tests.simulation.promises import flush, follow, join
 from tests.simulation.steps import NAME as STEPS
 from tests.simulation.waits import NAME as WAITS
 from tests.simulation.world import World
@@ -36,6 +36,7 @@ class Calls:
             (self._retry, 4),
             (self._pause, 2),
             (self._ask, 3),
+            (self._follow, 3),
             (self._submit, 2),
             (self._purge, 2),
             (self._act_on_all, 5),
@@ -63,6 +64,14 @@ class Calls:
         tags = self._chance.choice((None, self._some_tags()))
         self._world.log(process, "joins", tags or "")
         return partial(join, process, tags)
+
+    def _follow(self) -> None:
+        """Somebody waits for a task of whatever process, of which only the id is known here."""
+        process = self._world.one()
+        task_id = None if process is None else self._known_id(process)
+        if process is not None and task_id is not None:
+            self._world.log(process, "follows", task_id)
+            process.call(lambda: process.spawn(follow(process, task_id), "follow"))
 
     # The tasks.
 

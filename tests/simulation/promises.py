@@ -1,4 +1,4 @@
-"""What a call that came back has promised: of a pause, of a flush, and of a join."""
+"""What a call that came back has promised: of a pause, a flush, a join, and of a wait for a task."""
 
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
@@ -104,6 +104,20 @@ async def flush(process: "Process") -> None:
             process.world.fault(f"{task_id} was there before a flush of {process}, and is {row} after it")
 
 
+async def follow(process: "Process", task_id: str) -> None:
+    """The end that is told of a task which another process has run is the one that stands in the store."""
+    checks, handle = process.world.checks, process.manager.handle(task_id)
+    seen = process.world.loss_count, checks.revived[task_id], process.began_us
+    result = await handle.result()
+    row, is_ended = checks.rows.get(task_id), handle.status in TERMINAL
+    process.world.log(process, "is told of", task_id, handle.status, result)
+    if row is None or not is_ended or row.claimed_by_worker_id in process.instance_ids:
+        return
+    is_same = row.status == handle.status and (row.status == TaskStatus.COMPLETED or not result.is_ok())
+    if not is_same and seen == (process.world.loss_count, checks.revived[task_id], process.began_us):
+        process.world.fault(f"{process} is told that {task_id} is {handle.status}, {result}; it is {row}")
+
+
 async def join(process: "Process", tags: dict[str, str] | None) -> None:
     """Everything that this start has accepted by then (with these tags) has ended when it comes back."""
     checks, began_us, lost = process.world.checks, process.began_us, process.world.loss_count
@@ -118,6 +132,8 @@ async def join(process: "Process", tags: dict[str, str] | None) -> None:
         return
     for task_id in {*mine} - checks.may_revive - checks.purged:
         row, told = checks.rows.get(task_id), process.handles[task_id].status
+        if row is None and process.world.loss_count:
+            continue  # it went with a file
         if (told if row is None else row.status) not in TERMINAL:
             process.world.fault(f"{task_id} was there before a join of {process}, is {told} after it, and {row}")
 

@@ -96,6 +96,8 @@ class World:
         self._shape()
         self.timetable = Timetable(self, self.chance)
         self.disk: Disk = FileDisk(self.database) if self.is_on_file else MemoryDisk(self.clock)
+        if not self.is_on_file:
+            self.database.touch()  # beside a file that is not there, nobody whose lock is gone counts as dead
 
     def __repr__(self) -> str:
         return f"<World {self.seed} at {self.now_us / 1e6:.3f} s, {len(self.processes)} processes>"
