@@ -94,7 +94,7 @@ class AfterWrite:
         self._dispatcher.move(live, LEFT)
         self._life.has_freed = True
         self._life.drop(live)
-        if live.waiters:
+        if live.waiters or (live.holder is not None and live.holder() is not None):
             self._follower.take_over(live)
         self._keys.left(live)
         queue = self._dispatcher.queue(live.queue_name)

@@ -121,7 +121,7 @@ async def test_join_by_tags_waits_for_tasks_that_another_process_takes(tmp_path:
         node = here.get_task("node").with_options(tags=TAGGED)
         handles = [node.enqueue(str(number)) for number in range(60)]
         await here.join(tags=TAGGED, timeout=20)
-        assert {(await each.info()).status for each in handles} == {TaskStatus.COMPLETED}
+        assert {each.status for each in handles} == {TaskStatus.COMPLETED}
 
 
 async def naps(manager: TaskManager) -> None:

@@ -183,7 +183,9 @@ class Records:
                         with self._free_rows.awaited():
                             await self._pause(self._settings.store_poll_s)
                 elif not self._unfinished(tags) and (tags or not self._window.has_free_rows):
-                    return  # else a claim has brought some while the store was read, or has left some
+                    break  # else a claim has brought some while the store was read, or has left some
+            with contextlib.suppress(StoreError):
+                await self._follower.see_ends()
 
     async def _all_ended(self) -> None:
         await self._life.idle()

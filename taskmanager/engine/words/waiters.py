@@ -297,6 +297,13 @@ class Follower:
             self._taken.pop(task_id, None)
         return not live
 
+    async def see_ends(self) -> None:
+        """Read what tasks have come to that had not ended when they were seen last: their handles tell it then."""
+        unknown = [task_id for task_id, status in self.last_status.items() if not status.is_terminal]
+        for start in range(0, len(unknown), PAGE):
+            for task_id, row in (await self._store.fetch_ids(unknown[start : start + PAGE])).items():
+                self.saw(task_id, TaskStatus(row.status))
+
     async def look_at_all(self, *, is_changed: bool = True) -> None:
         """Read the row of every followed task once, and those of followed workflows.
 
