@@ -264,12 +264,8 @@ class AfterWrite:
             self._go_on_waiting(live)
 
     def _end_in_memory(self, live: LiveTask) -> None:
-        """Nobody is promised that a task goes on at the next start of which no row stands in the file."""
-        is_lost = live.goes_on and live.saving.committed is None
-        if is_lost and not live.is_published:
-            words = "the manager stopped, and the record of the task could not be stored"
-            error = TaskError(BuiltInTaskCode.MANAGER_STOPPED, words)
-            self._settlement.end_with_error(live, TaskStatus.CANCELLED, error, None)
+        if not live.is_published:
+            self._settlement.lose_unwritten(live)
         self._life.publish(live)
         self._dispatcher.move(live, DONE)
 
@@ -286,8 +282,8 @@ class AfterWrite:
                     self._start(live)
                 else:
                     self._take_start_back(live)
-            elif live.phase is ENDED and not live.is_published:
-                self._life.publish(live)
+            elif live.phase is ENDED:
+                self._life.publish_unsaved(live)
 
     def _take_start_back(self, live: LiveTask) -> None:
         """It waits again, as if nothing had happened; for a place anew where the file counts them, as its row will."""

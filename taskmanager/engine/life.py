@@ -198,7 +198,7 @@ class Life:
         if live.good_until is not None:
             self._alarm.watch_expiry(live)
         if live.due:
-            if self._is_full_for(live) and live.saving.rejection is None:  # else it would be refused again, for ever
+            if live.saving.rejection is None and self._window.is_full_without(live):  # else refused again, for ever
                 self.free_row(live)  # retries too must leave memory to what can start
                 return
             dispatcher.add_delayed(live, live.due)
@@ -209,11 +209,6 @@ class Life:
         else:
             dispatcher.add_ready(live)
             self.kick()
-
-    def _is_full_for(self, live: LiveTask) -> bool:
-        """Whether memory holds as many tasks of its queue as it should, without this one."""
-        held = self._dispatcher.queue(live.queue_name).stored_waiting - (live.phase is phases.ACCEPTED)
-        return live.is_persisted and held >= self._window.most
 
     def release_late(self, live: LiveTask) -> None:
         """Accepted while the manager drains: persisted work is kept for the next start, the rest is refused by name."""
@@ -367,7 +362,7 @@ class Life:
         self._dispatcher.move(live, phases.ENDED)
         self._inbox.end(live)
         if not live.is_persisted or self._writer.degraded_since is not None:
-            self.publish(live)
+            self.publish_unsaved(live)
 
     def _expire(self, live: LiveTask) -> None:
         error = TaskError(BuiltInTaskCode.TASK_EXPIRED, "good_until passed before the task could start")
@@ -401,15 +396,21 @@ class Life:
             self._runner.stop(live.attempt, StopReason.CANCEL)
         return True
 
+    def publish_unsaved(self, live: LiveTask) -> None:
+        """Tell of an end before it is in the store. Whether a task goes on after a stop depends on the last batches."""
+        if not (self.is_stopping and live.goes_on):
+            self.publish(live)
+
     def publish(self, live: LiveTask) -> None:
         """Tell everybody who waits, and forget the task."""
         if live.is_published:
             return
         live.is_published = True
+        if self.is_stopping:
+            self._settlement.lose_unwritten(live)
+            self.goes_on_count += live.goes_on
         if self.listeners is not None:
             self.listeners.ends(live)
-        if self.is_stopping:
-            self.goes_on_count += live.goes_on
         self._follower.tell_end(live)
         live.context = None
         if not live.encodes_later:

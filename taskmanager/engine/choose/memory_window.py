@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from taskmanager.engine.choose.dispatch import Dispatcher
 from taskmanager.engine.choose.queue_state import QueueState
 from taskmanager.engine.words.live_task import LiveTask
-from taskmanager.engine.words.phases import READY, RUNNING
+from taskmanager.engine.words.phases import ACCEPTED, READY, RUNNING
 from taskmanager.model.states import TaskStatus
 
 
@@ -51,6 +51,11 @@ class MemoryWindow:
         # Where nothing waits for a slot, what fills the memory waits for its time, and must not hold up what can start.
         worst = queue.worst_priority()
         return worst is not None and live.priority >= worst
+
+    def is_full_without(self, live: LiveTask) -> bool:
+        """Whether memory holds as many tasks of its queue as it should, without this one."""
+        held = self._dispatcher.queue(live.queue_name).stored_waiting - (live.phase is ACCEPTED)
+        return live.is_persisted and held >= self.most
 
     @property
     def has_free_rows(self) -> bool:
