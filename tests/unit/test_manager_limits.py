@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from taskmanager import QueueConfig, QueueFull, TaskManager
+from taskmanager import QueueConfig, QueueFull, Snooze, TaskManager, TaskStatus, current_task, sleep
 from taskmanager.testing import START, isolated
 
 pytestmark = pytest.mark.anyio
@@ -153,3 +153,22 @@ async def test_the_limit_of_a_queue_holds_beside_that_of_the_lane() -> None:
         await world.drain()
         assert world.now == START + timedelta(seconds=3)
     assert peak == {"narrow": 2, "default": 6}
+
+
+@pytest.mark.parametrize("pause", ["sleeps", "is snoozed", "is retried"])
+async def test_handle_tells_that_a_task_of_a_limited_queue_waits_again(pause: str) -> None:
+    """It waits in the file, where it holds no place of the limit, and this instance has written that itself."""
+    manager = TaskManager(queues=[QueueConfig("gpu", max_concurrency=1, scope="file")])
+
+    @manager.task(queue_name="gpu", persist=True, retries=1, retry_delay=60, requeue_on_interrupt=True)
+    async def job() -> None:
+        if pause == "sleeps":
+            await sleep(60)
+        elif current_task().attempt == 1:
+            raise Snooze(60) if pause == "is snoozed" else ValueError("the first time")
+
+    async with isolated(manager) as world:
+        handle = job.enqueue()
+        await world.advance(10)
+        assert handle.status is TaskStatus.PENDING
+        await handle
