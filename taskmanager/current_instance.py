@@ -1,9 +1,10 @@
 """Answers what handles and the methods of a manager ask of its instance that runs now, if one does."""
 
 import asyncio
+import contextlib
 import weakref
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from taskmanager.engine.intake.intake import HOW_TO_START as HOW
 from taskmanager.engine.intake.intake import Intake
 from taskmanager.engine.words.live_task import GOES_ON, Ending, LiveTask
-from taskmanager.engine.words.loops import result_here
+from taskmanager.engine.words.loops import has_real_time, result_from, result_here
 from taskmanager.engine.words.outcome import extra_of
 from taskmanager.engine.words.waiters import Waiters, refuse_inside, wait_in
 from taskmanager.model.checks import check_tags, check_timeout
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
     from taskmanager.store.protocol import Store
 
 _STOP_OUTSIDE: Final = "set an event that the code around the manager waits for, or raise SIGTERM under run()"
+_STOPPED_MEANWHILE: Final = "the manager stopped before the call had ended"
 HINT_AFTER_S: Final = 3.0
 """After a wait of this length a message says that nobody has started the manager."""
 _clock: Final = SystemClock()
-
 T = TypeVar("T")
 
 
@@ -87,7 +88,7 @@ class Hint:
     def _begin(self) -> None:
         self._began_s = _clock.elapsed_s()
         loop = asyncio.get_running_loop()
-        if getattr(loop.time, "__self__", None) is loop:
+        if has_real_time(loop):
             self._timer = loop.call_later(HINT_AFTER_S, self._look)
 
     def _look(self) -> None:
@@ -155,6 +156,18 @@ class CurrentInstance:
         except WrongProcess:
             self._intake().is_forked = True  # what is enqueued from now on would be held for a start that cannot come
             raise
+
+    @contextlib.contextmanager
+    def beginning(self) -> Iterator[None]:
+        """Set `lifecycle` in this block. Another task, or thread, may have begun to start the manager meanwhile."""
+        with self._intake().keys.lock:
+            self.check_start()
+            yield
+
+    def forget(self, lifecycle: "Lifecycle") -> None:
+        """Note that a start has failed or was stopped. Another one may have begun since."""
+        if self.lifecycle is lifecycle:
+            self.lifecycle = None
 
     def check_stop(self, lifecycle: "Lifecycle") -> None:
         """Raise where a stop would wait for ever: in another loop, or in a task of the manager.
@@ -247,15 +260,16 @@ class CurrentInstance:
             waiting.close()
             raise ManagerStopped("the manager has stopped") from None
         try:
-            return result_here(future, timeout_s)
+            return result_here(future, timeout_s, loop)
         except CancelledError:
-            raise ManagerStopped("the manager stopped before the call had ended") from None
+            raise ManagerStopped(_STOPPED_MEANWHILE) from None
         except TimeoutError:
             if future.done():
                 raise
             raise TimeoutError(f"the call has not ended after {timeout_s:g} s") from None
         finally:
-            future.cancel()
+            if not loop.is_closed():
+                future.cancel()
 
     def _loop_for_threads(self) -> asyncio.AbstractEventLoop:
         running = self.running()
@@ -318,7 +332,9 @@ class CurrentInstance:
         loop = running.engine.life.loop
         hint = None if loop.is_running() else Hint(partial(_say_no_loop, loop))
         try:
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+            return await result_from(loop, work)
+        except CancelledError:
+            raise ManagerStopped(_STOPPED_MEANWHILE) from None
         finally:
             if hint is not None:
                 hint.cancel()

@@ -248,9 +248,7 @@ class TaskManager:
     def discover(self, *packages: str) -> tuple[Task[..., Any], ...]:
         """Import these modules and packages with all their modules. Bind and return the tasks of no other manager."""
         found = tuple(self._registry.tasks_in(packages))
-        for each in found:
-            if each.binding is None:
-                self._bind(each)
+        self.register(*(each for each in found if each.binding is None))
         return tuple(each for each in found if each.binding is not None and each.binding.submitter is self)
 
     def on(self, *kinds: "EventKind") -> Callable[[L], L]:
@@ -320,14 +318,15 @@ class TaskManager:
 
         self._instance.check_start()
         await self.stop()
-        self._registry.warn_at_start()
-        self._intake.reopen_for_start(self._settings)
-        parts = self._registry.definitions, self._registry.schedules, self._make_store(), self._clock, self._intake
-        lifecycle = self._instance.lifecycle = new_lifecycle(self._settings, *parts, self._registry.hooks)
+        with self._instance.beginning():
+            self._registry.warn_at_start()
+            self._intake.reopen_for_start(self._settings)
+            parts = self._registry.definitions, self._registry.schedules, self._make_store(), self._clock, self._intake
+            lifecycle = self._instance.lifecycle = new_lifecycle(self._settings, *parts, self._registry.hooks)
         try:
             await lifecycle.start()
         except BaseException:
-            self._instance.lifecycle = None
+            self._instance.forget(lifecycle)
             raise
 
     async def stop(self, *, timeout: float | None = None) -> None:
@@ -346,7 +345,7 @@ class TaskManager:
         try:
             await lifecycle.stop(self._settings.drain_timeout_s if timeout is None else timeout)
         finally:
-            self._instance.lifecycle = None
+            self._instance.forget(lifecycle)
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -33,6 +33,8 @@ from taskmanager.model.wording import counted
 
 WRITE_PATIENCE_S: Final = 1.5
 """How long to try a file that cannot be written. The last wait for SQLite's lock makes it two seconds."""
+AGAIN_S: Final = 0.01
+"""The pause of who waits for another one to write."""
 STOP_PATIENCE_S: Final = 3.0
 """How long to wait for the loop of another thread to stop. The limit of that stop itself is two seconds. Whenever the
 loop has written something meanwhile, the wait begins again.
@@ -314,8 +316,12 @@ class Unstopped:
 
         This runs in another loop than that of the start, which never runs again.
         """
-        with self._writing:
+        while not self._writing.acquire(blocking=False):  # noqa: ASYNC110  # the lock is one of threads
+            await asyncio.sleep(AGAIN_S)
+        try:
             await self._write_once(is_last=True)
+        finally:
+            self._writing.release()
 
     async def _write_once(self, *, is_last: bool) -> bool:
         """Return False if the file could not be written, and this is not the last try."""

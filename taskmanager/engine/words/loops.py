@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError
 from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -150,8 +151,11 @@ class Host:
             self._begin(loop)
 
 
-def result_here(future: "Future[R]", timeout_s: float | None = None) -> R:
-    """Wait in this thread for the result of a future. Raises `TimeoutError` after `timeout_s`.
+def result_here(
+    future: "Future[R]", timeout_s: float | None = None, loop: asyncio.AbstractEventLoop | None = None
+) -> R:
+    """Wait in this thread for the result of a future. Raises `TimeoutError` after `timeout_s`, and `CancelledError` of
+    `concurrent.futures` when `loop`, which is to set it, is closed.
 
     A signal that comes just before a thread begins to wait for a lock does not wake it: Ctrl-C would be lost. So it
     looks around now and then.
@@ -164,18 +168,48 @@ def result_here(future: "Future[R]", timeout_s: float | None = None) -> R:
         except TimeoutError:
             if future.done():
                 return future.result()
+            if loop is not None and loop.is_closed():
+                raise CancelledError from None
             if left_s is not None and (left_s := left_s - wait_s) <= 0:
                 raise
 
 
+async def result_from(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, R]) -> R:
+    """Let `work` run in another loop, and wait here for its result. Raises `CancelledError` of `concurrent.futures`
+    when that loop is closed, or was left with all that ran in it.
+    """
+    try:
+        waiting = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+    except RuntimeError:  # it was closed in this moment
+        work.close()
+        raise CancelledError from None
+    look_s = LOOK_AROUND_S if has_real_time(asyncio.get_running_loop()) else None
+    try:
+        while not waiting.done() and not loop.is_closed():
+            await asyncio.wait([waiting], timeout=look_s)
+    finally:
+        if not loop.is_closed():
+            waiting.cancel()
+    if waiting.cancelled() or not waiting.done():
+        raise CancelledError
+    return waiting.result()
+
+
+def has_real_time(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether a loop goes by its own clock. On the loop of a test time may jump, and a timer would move it."""
+    return getattr(loop.time, "__self__", None) is loop
+
+
 async def shielded(work: Coroutine[Any, Any, R]) -> R:
-    """Return what `work` does. Let it end, whatever happens to the waiter, and raise a cancellation only then."""
+    """Return what `work` does. Let it end, whatever happens to the waiter, and raise a cancellation only then.
+
+    A cancelled waiter is cancelled also if the work has failed, or whoever tries again would go on for ever.
+    """
     task = asyncio.get_running_loop().create_task(work)
     cancelled = await outlast(task)
-    result = task.result()
-    if cancelled is not None:
-        raise cancelled
-    return result
+    if cancelled is None:
+        return task.result()
+    raise cancelled from (None if task.cancelled() else task.exception())
 
 
 async def cancelled_once(work: Coroutine[Any, Any, object]) -> None:
