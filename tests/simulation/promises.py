@@ -134,7 +134,8 @@ async def join(process: "Process", tags: dict[str, str] | None) -> None:
         row, told = checks.rows.get(task_id), process.handles[task_id].status
         if row is None and process.world.loss_count:
             continue  # it went with a file
-        if (told if row is None else row.status) not in TERMINAL:
+        is_told = told in TERMINAL and (row is None or process.was_degraded)  # before it could be written
+        if not is_told and (row is None or row.status not in TERMINAL):
             process.world.fault(f"{task_id} was there before a join of {process}, is {told} after it, and {row}")
 
 
