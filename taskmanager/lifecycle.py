@@ -321,7 +321,9 @@ class Lifecycle:
         self._threads.close()
         await self._processes.close(max(0.0, self._commit_deadline - self._life.loop.time()))
         await self._host.close()
-        await self._abandoned.unregister(is_unwritten=is_unwritten)
+        # Calls that wait for a locked file may stand in the way. A row that is left tells the next start of a death.
+        async with _until(max(self._commit_deadline, self._life.loop.time() + FINAL_COMMIT_S / 2)):
+            await self._abandoned.unregister(is_unwritten=is_unwritten)
         self._has_closed = True
         try:
             await self._store.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from taskmanager import StoreUnavailable
 from taskmanager.store.sqlite.connection import Connection, configure_reader, connect
 
 pytestmark = pytest.mark.anyio
@@ -67,6 +68,28 @@ async def test_caller_that_is_cancelled_gets_no_answer_and_others_do(tmp_path: P
     may_end.set()
     assert await connection.hop(lambda _raw: done) == [1]
     await connection.close()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_close_refuses_what_has_not_begun_in_time(tmp_path: Path, is_late: bool) -> None:
+    """What is under way comes to its end: a stop waits for one lock of somebody else, and not for those behind it."""
+    connection, may_end, is_at_work = await opened(tmp_path), threading.Event(), threading.Event()
+
+    def works(_raw: sqlite3.Connection) -> str:
+        is_at_work.set()
+        may_end.wait(20)
+        return "done"
+
+    first, *others = [asyncio.ensure_future(connection.hop(works)) for _ in range(4)]
+    await asyncio.to_thread(is_at_work.wait, 20)
+    if not is_late:
+        may_end.set()
+    await connection.let_end()
+    may_end.set()
+    await connection.close()
+    assert await first == "done"
+    found = await asyncio.gather(*others, return_exceptions=True)
+    assert [type(each) for each in found] == [StoreUnavailable if is_late else str] * 3
 
 
 def test_end_without_a_loop_ends_the_thread_and_makes_no_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,10 @@ import sqlite3
 import threading
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Literal, NoReturn, TypeVar, TypeVarTuple
 
 import aiosqlite
@@ -32,6 +32,7 @@ _Future = asyncio.Future[Any]
 _Queue = SimpleQueue[tuple[_Future | None, Callable[[], Any]]]
 
 THREAD_ENDS_S: Final = 1.0
+CLOSE_PATIENCE_S: Final = 0.2
 MINIMUM_SQLITE: Final = (3, 37, 0)
 INLINE_TIMEOUT_S: Final = 0.5
 """The same while the program waits for it at its end."""
@@ -135,6 +136,15 @@ class Threaded(aiosqlite.Connection):
         result: asyncio.Future[R] = asyncio.Future(loop=loop)
         self._tx.put_nowait((result, partial(work, self._conn, *args)))  # type: ignore[arg-type]  # it is one of ours
         return result
+
+    def refuse(self, error: StoreError) -> None:
+        """Raise this where that is awaited which has not begun."""
+        with suppress(Empty):
+            while True:
+                future, _ = self._tx.get_nowait()
+                if future is not None:
+                    with suppress(RuntimeError):  # its loop is closed
+                        future.get_loop().call_soon_threadsafe(set_exception, future, error)
 
     def stop(self) -> _Future | None:
         """Close the connection and end its thread, when that has done what it is at."""
@@ -260,6 +270,17 @@ class Connection:
         with translated(self._path):
             return await self._lending.until(result)
 
+    async def let_end(self) -> None:
+        """Let what was begun come to its end, before `close`. What has not begun after a while is refused: the lock of
+        somebody else may cost each call a second.
+        """
+        if self._is_closed or self._is_inherited or not self.has_thread:
+            return
+        last = self._inner.begin(asyncio.get_running_loop(), _nothing)
+        await asyncio.wait([last], timeout=CLOSE_PATIENCE_S)
+        if last.cancel():  # it has not begun
+            self._inner.refuse(StoreUnavailable(f"{self._path} is being closed, and could not be written in time"))
+
     async def close(self) -> None:
         """Close it and end its thread. An inherited connection is only forgotten."""
         if self._is_closed or self._is_inherited:
@@ -287,6 +308,10 @@ class Connection:
         if self._raw is not None:
             self._raw.close()
         self._inner.forget()
+
+
+def _nothing(_: SqliteSession) -> None:
+    pass
 
 
 def create_private(path: Path) -> None:

@@ -140,6 +140,8 @@ class SqliteStore(Verbs):
         self._stamp.events.close()
         reader, self._reader = self._reader, None
         writer, self._writer = self._writer, None
+        if writer is not None:
+            await writer.let_end()
         if writer is not None and self._counting.has_any:
             with suppress(StoreError):  # what is lost by that are the figures of some moments
                 await writer.hop(_unsynced, add_counted, self._counting)
