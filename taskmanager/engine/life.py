@@ -172,8 +172,7 @@ class Life:
         live.owner = None
         queue = self._dispatcher.queue(live.queue_name)
         queue.leave(live.priority)
-        if not queue.is_run_here:
-            live.options_text = with_sender(live.options_text, self._instance_id)
+        live.options_text = with_sender(live.options_text, self._instance_id)
         self.freed[live.task_id] = live
         self._writer.mark(live)
 

@@ -124,6 +124,33 @@ async def test_join_by_tags_waits_for_tasks_that_another_process_takes(tmp_path:
         assert {each.status for each in handles} == {TaskStatus.COMPLETED}
 
 
+@pytest.mark.parametrize("kind", ["limited", "overflow"])
+async def test_join_waits_for_free_rows_that_another_process_claims(tmp_path: Path, kind: str) -> None:
+    """They were accepted here, and had no place in this memory. The only slot here is taken."""
+    options = {"queues": [QueueConfig("gpu", max_concurrency=3, scope="file")], "store_poll": 0.02}
+    here = application(tmp_path / "tasks.db", concurrency=1, max_in_memory=1, **options)
+    there = application(tmp_path / "tasks.db", **options)
+    may_end, begun = asyncio.Event(), list[int]()
+
+    async def waits(number: int) -> None:
+        begun.append(number)
+        await may_end.wait()
+
+    for manager in (here, there):
+        manager.task(name="waits", persist=True, queue_name="gpu" if kind == "limited" else "default")(waits)
+    async with here, there:
+        here.get_task("waits").with_options(priority=1).enqueue(0)
+        handles = [here.get_task("waits").with_options(tags=TAGGED).enqueue(number) for number in (1, 2)]
+        await until(lambda: len(begun) == 3)
+        looks = engine_of(here).free_rows
+        seen, joining = looks.look_count, asyncio.ensure_future(here.join(tags=TAGGED))
+        await until(lambda: looks.look_count >= seen + 3)
+        assert not joining.done()
+        may_end.set()
+        await joining
+        assert {each.status for each in handles} == {TaskStatus.COMPLETED}
+
+
 async def naps(manager: TaskManager) -> None:
     @manager.task(name="naps", persist=True, requeue_on_interrupt=True)
     async def nap() -> None:

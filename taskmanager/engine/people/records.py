@@ -244,9 +244,7 @@ class Records:
         return False
 
     async def _has_sent(self, tags: dict[str, str]) -> bool:
-        """Whether a task (with these tags) is unfinished that was accepted here and that only others run."""
-        if self._settings.run_queues is None:
-            return False
+        """Whether a task (with these tags) is unfinished that was accepted here and that any instance may run."""
         me, first = self._identity.instance_id, None
         if not tags and self._sent_from:  # all that was sent earlier had ended at the last look
             first = await self._store.first_unfinished(me, {}, self._sent_from)

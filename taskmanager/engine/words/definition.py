@@ -178,9 +178,12 @@ def with_delay(text: str) -> str:
 
 @lru_cache(1_000)  # as above
 def with_sender(text: str, instance_id: str) -> str:
-    """Return these `task_options` as those of a task that this instance has accepted, and that others run."""
-    said = f'{SENDER_KEY}"{instance_id}"'  # with the id, because a tag in an `on_failure` may have that name, too
-    return text if said in text else f"{text[:-1]}{',' if len(text) > 2 else ''}{said}}}"
+    """Return these `task_options` as those of a task that this instance has accepted, and that others may run. It is
+    still that of the instance which has accepted it first.
+    """
+    if SENDER_KEY in text and "sent_by" in options_of(text):  # a tag in an `on_failure` may have that name, too
+        return text
+    return f'{text[:-1]}{"," if len(text) > 2 else ""}{SENDER_KEY}"{instance_id}"}}'
 
 
 def options_of(text: str) -> Mapping[str, Any]:
