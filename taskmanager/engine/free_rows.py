@@ -4,6 +4,7 @@ A retry, a schedule, a failure or a workflow puts such a row there. This instanc
 for its task, and listeners are told of it.
 """
 
+import asyncio
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -12,7 +13,8 @@ from taskmanager.engine.choose.dispatch import Dispatcher
 from taskmanager.engine.life import Life
 from taskmanager.engine.words.definition import Definition
 from taskmanager.engine.words.live_task import Ending
-from taskmanager.engine.words.waiters import Follower, Waiters, resolve, wait_in
+from taskmanager.engine.words.timers import Recheck
+from taskmanager.engine.words.waiters import Follower, Waiters, resolve
 from taskmanager.model.record import TaskRow
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TaskStatus
@@ -98,9 +100,19 @@ class FreeRows:
         finally:
             self.awaited_count -= 1
 
-    async def next_look(self) -> bool:
-        """Wait for the next look at the store, or until there will be none. Return whether it has claimed anything."""
-        return bool(await wait_in(self._look_waiters))
+    async def next_look(self, within_s: float) -> bool:
+        """Wait for the next look at the store, `within_s` at most, or until there will be none.
+
+        Return whether it has claimed anything.
+        """
+        look: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._look_waiters.append(look)
+        try:
+            await Recheck(within_s).wait(look)
+        finally:
+            if look in self._look_waiters:
+                self._look_waiters.remove(look)
+        return look.done() and look.result()
 
     def looked(self, *, has_claimed: bool) -> None:
         """Tell those who wait for a look that one is over, or that there will be none."""

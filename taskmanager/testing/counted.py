@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Container, Iterable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from taskmanager.model.clock import LAST_US, SECOND_US
 from taskmanager.model.record import Write
@@ -10,6 +10,9 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import CommitReport, Store
 from taskmanager.testing.faulty import FaultyStore
+
+A_MOMENT_S: Final = 1e-6
+"""For what may be due already: the smallest step of the virtual clock."""
 
 
 class CountedStore:
@@ -61,10 +64,10 @@ class CountedStore:
                 self.statuses[write.task_id] = TaskStatus(write.status)
 
     def free_delays_s(self, now_us: int, task_names: Container[str]) -> list[float]:
-        """Return the seconds until the first free row of each function is due, or 0 for a store that cannot tell."""
+        """Return the seconds until the first free row of each function is due, or a moment if the store cannot tell."""
         store = self.sound
         if not isinstance(store, MemoryStore):
-            return [0.0]
+            return [A_MOMENT_S]
         free = store.free_now()
         coming = [each.next_due_at for each in free if each.task_name in task_names and each.next_due_at < LAST_US]
         return [(each - now_us) / SECOND_US for each in coming]  # a task may wait for an event, for ever

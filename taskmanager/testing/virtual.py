@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 from taskmanager.engine.look.write_watch import WriteWatch
-from taskmanager.engine.words.timers import Alarm, StallWatch
+from taskmanager.engine.words.timers import Alarm, Recheck, StallWatch
 from taskmanager.engine.write.late_ends import DueTime
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import ConfigurationError
@@ -51,8 +51,8 @@ class Inhabitant(Protocol):
         """Return whether something timed out and still runs."""
         ...
 
-    def next_due_in_s(self) -> float | None:
-        """Return the seconds until something that waits is due, or None if nothing is."""
+    def due_in_s(self) -> list[float]:
+        """Return the seconds until each thing that waits is due, 0 or less for a row that nothing has taken yet."""
         ...
 
 
@@ -149,17 +149,16 @@ class VirtualTime:
             self._routine_jumps = 0
             return first
         due: list[float] = [handle._when for handle in scheduled if not handle._cancelled and not _is_routine(handle)]
-        waiting = (each.next_due_in_s() for each in self.inhabitants)
-        due.extend(self.time() + due_in_s for due_in_s in waiting if due_in_s is not None)
-        due = [when for when in due if when < math.inf]
-        if not due:
+        due.extend(self.time() + due_in_s for each in self.inhabitants for due_in_s in each.due_in_s())
+        now = self.time()
+        coming = [when for when in due if now < when < math.inf]
+        # A row that is due may be taken at the next look. Or its queue is paused or full, and no look ever takes it.
+        if not coming or min(due) <= now:
             self._routine_jumps += 1
-            if self._routine_jumps > HOPELESS_AFTER:
-                self._routine_jumps = 0
-                return None
-            return first
+            if self._routine_jumps <= HOPELESS_AFTER:
+                return first
         self._routine_jumps = 0
-        return max(first, min(due))
+        return max(first, min(coming)) if coming else None
 
     def _jump(self, target: float) -> None:
         # The tolerance keeps a rounding error of the timer's own from adding a microsecond to every wait.
@@ -221,7 +220,7 @@ def _is_routine(handle: Any) -> bool:
     looks that did not fail, the claimer waits for an event with a timeout, and does not sleep.
     """
     owner = getattr(handle._callback, "__self__", None)
-    if isinstance(owner, Alarm | DueTime | WriteWatch | StallWatch | Lending):
+    if isinstance(owner, Alarm | Recheck | DueTime | WriteWatch | StallWatch | Lending):
         return True
     is_timeout = isinstance(owner, asyncio.Timeout)
     task = getattr(owner, "_task", None) if is_timeout else _sleeper(handle)

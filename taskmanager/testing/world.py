@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
-from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakKeyDictionary
 
@@ -15,7 +14,7 @@ from taskmanager.engine.intake.intake import Intake
 from taskmanager.engine.words.definition import Definition
 from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.model.call_options import CallOptions
-from taskmanager.model.clock import from_us
+from taskmanager.model.clock import SECOND_US, from_us
 from taskmanager.model.config import QueueConfig
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import ConfigurationError
@@ -24,7 +23,7 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import FreeQueue, Store
 from taskmanager.testing.clock import WallClock
-from taskmanager.testing.counted import CountedStore
+from taskmanager.testing.counted import A_MOMENT_S, CountedStore
 from taskmanager.testing.virtual import VirtualTime, virtual_time
 
 if TYPE_CHECKING:
@@ -216,21 +215,23 @@ class World:
             bool(engine.runner.abandoned) or any(each.has_step_threads for each in engine.runner.running.values())
         )
 
-    def next_due_in_s(self) -> float | None:
-        """Return the seconds until something that waits in memory or in the store is due, or None if nothing is."""
+    def due_in_s(self) -> list[float]:
+        """Return the seconds until each thing that waits is due: infinite while it may not expire.
+
+        What waits in memory goes on as soon as it is due. A row may be due for long, and nothing takes it.
+        """
         engine = self._engine
         if engine is None:
-            return None
+            return []
         now_us, is_held = self.clock.now_us(), engine.wall_clock.holds_expiry
         running = self.manager._instance.running()
-        found = [
+        in_memory = [
             engine.dispatcher.delays.next_delay_s(self.clock.elapsed_s(), now_us, holds_expiry=is_held),
             None if running is None else running.duties.schedules.next_due_in_s(),
-            *self.store.free_delays_s(now_us, engine.definitions),
+            *((due_at - now_us) / SECOND_US for attempt in engine.runner.running.values() for due_at in attempt.due_at),
         ]
-        # Infinite also while nothing may expire, after a step of the clock.
-        soonest_s = min((each for each in found if each is not None), default=inf)
-        return None if soonest_s == inf else max(0.0, soonest_s)
+        found = [max(A_MOMENT_S, each) for each in in_memory if each is not None]
+        return [*found, *self.store.free_delays_s(now_us, engine.definitions)]
 
 
 class _WatchedIntake(Intake):

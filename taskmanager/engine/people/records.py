@@ -256,11 +256,11 @@ class Records:
 
     async def _pause(self, pause_s: float, *, until_claimed: bool = False) -> None:
         """Wait for a look, `pause_s` at most. With `until_claimed`, wait until a row is claimed, or none is free."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                while not await self._free_rows.next_look() and until_claimed and self._window.has_free_rows:
-                    if self._stopped.is_set():
-                        break
+        time = self._life.loop.time
+        until_s = time() + pause_s
+        while (left_s := until_s - time()) > 0 and not await self._free_rows.next_look(left_s):
+            if not (until_claimed and self._window.has_free_rows) or self._stopped.is_set():
+                break
         if self._stopped.is_set():
             raise _stopped_too_soon()
 

@@ -138,6 +138,11 @@ class StepCalls:
         """What is done when the threads of its steps have ended."""
         return self._lanes.busy
 
+    @property
+    def due_at(self) -> list[int]:
+        """When each of its waits in place is due."""
+        return self._waits.due_at
+
     def hear(self) -> None:
         """An event may have come for a wait of this task."""
         self._waits.hear()

@@ -19,6 +19,7 @@ from taskmanager.codec.results import ResultCodec
 from taskmanager.codec.safe import safe_text
 from taskmanager.engine.steps.records import StepRecords, patiently
 from taskmanager.engine.words.attempt import Attempt, StopReason
+from taskmanager.engine.words.timers import RECHECK_S, Recheck
 from taskmanager.engine.words.waiters import resolve
 from taskmanager.model.clock import LAST_US, SECOND_US
 from taskmanager.model.errors import ArgumentError
@@ -26,8 +27,6 @@ from taskmanager.model.states import BuiltInTaskCode
 from taskmanager.model.steps import Identity, StepRow, StoredEvent
 from taskmanager.rules.steps import meaning_of, mismatch
 
-RECHECK_S: Final = 5.0
-"""How often a wait in place looks at the wall clock, which may be stepped."""
 SLEEP: Final = "sleep"
 
 
@@ -55,6 +54,7 @@ class StepWaits:
     ) -> None:
         self._attempt, self._records, self._fetch_event = attempt, records, fetch_event
         self._listening: list[asyncio.Future[None]] = []
+        self._in_place: dict[Identity, StepRow] = {}
         self._receiving = asyncio.Lock()
         self._asleep: StepRow | None = None
         """The record for which the task goes to sleep."""
@@ -62,7 +62,12 @@ class StepWaits:
         """The last event of each name that was received here. It may be on its way to the store."""
 
     def __repr__(self) -> str:
-        return f"<StepWaits of {self._attempt!r}, {len(self._listening)} in place>"
+        return f"<StepWaits of {self._attempt!r}, {len(self._in_place)} in place>"
+
+    @property
+    def due_at(self) -> list[int]:
+        """When each of the waits in place is due."""
+        return [row.due_at for row in self._in_place.values() if row.due_at is not None]
 
     def hear(self) -> None:
         """An event may have come: look again."""
@@ -192,9 +197,15 @@ class StepWaits:
                 await attempt.end_wait()
 
     async def _wait_in_place(self, row: StepRow, news: "asyncio.Future[None]", *, may_sleep: bool) -> None:
-        while (left_s := self._left_s(row)) != 0 and not (news.done() or (may_sleep and self.is_alone())):
-            is_watched = may_sleep or left_s is not None
-            await asyncio.wait([news], timeout=min(left_s or RECHECK_S, RECHECK_S) if is_watched else None)
+        self._in_place[row.identity] = row
+        try:
+            while (left_s := self._left_s(row)) != 0 and not (news.done() or (may_sleep and self.is_alone())):
+                if may_sleep or left_s is not None:
+                    await Recheck(min(left_s or RECHECK_S, RECHECK_S)).wait(news)
+                else:
+                    await asyncio.wait([news])
+        finally:
+            del self._in_place[row.identity]
 
     def _left_s(self, row: StepRow) -> float | None:
         """Return the seconds until the record is due, which may be none. None: it never is."""

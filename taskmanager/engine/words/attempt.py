@@ -219,6 +219,11 @@ class Attempt:
         own = () if self.thread is None else (self.thread,)
         return frozenset(own if self.steps is None else (*own, *self.steps.threads))
 
+    @property
+    def due_at(self) -> list[int]:
+        """When each of its waits is due that it has not gone to sleep for."""
+        return [] if self.steps is None else self.steps.due_at
+
     def hear(self) -> None:
         """An event may have come for the task."""
         if self.steps is not None:

@@ -15,7 +15,7 @@ the instances that used it. Whether that was long ago, or the clock is ahead, is
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
 from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.engine.words.phases import DELAYED
@@ -38,6 +38,33 @@ _MAX_READS: Final = 3
 RECHECK_S: Final = 5.0
 STALE_CLEANUP_AT: Final = 1_000
 """Heaps are rebuilt without ended tasks when this many, and half of all entries, are stale."""
+
+
+class Recheck:
+    """Ends a wait for news after a while, so that whoever waits looks again.
+
+    Nothing is due at its end: a virtual clock tells it from a timer of the application by its class, and jumps past it.
+    """
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = self._loop.create_future()
+
+    def __repr__(self) -> str:
+        return f"<Recheck after {self._pause_s:g} s>"
+
+    async def wait(self, news: "asyncio.Future[Any]") -> None:
+        """Wait until there is news, or the pause is over."""
+        timer = self._loop.call_later(self._pause_s, self._end)
+        try:
+            await asyncio.wait([news, self._over], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+
+    def _end(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
 
 
 def next_beat(now_s: float, pause_s: float) -> float:
