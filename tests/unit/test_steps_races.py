@@ -276,3 +276,129 @@ async def test_event_in_place_of_a_timeout_is_judged_by_the_next_run(world: Worl
     await world.manager.retry(handle.task_id, force=True)
     assert await came_to(world.manager.handle(handle.task_id)) == "REFUSED"
     assert program.notes == ["refused"]
+
+
+# A wait that its code cancels while its record is on its way.
+
+
+class Branch:
+    """A wait for `n` in an asyncio task of its own, and the store that holds its record."""
+
+    def __init__(self, **options: Any) -> None:
+        self.store, self.options = FaultyStore(MemoryStore()), options
+        self.go = asyncio.Event()
+        self.waiting: asyncio.Task[int] | None = None
+
+    def begins(self) -> None:
+        self.waiting = asyncio.create_task(wait_for("n", int, key="first", **self.options))
+
+    async def is_cancelled(self) -> bool:
+        assert self.waiting is not None
+        self.waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.waiting
+        return self.waiting.cancelled()
+
+    def holds_next_commit(self, *, after: bool) -> None:
+        self.store.calls.clear()
+        self.store.plan.append(Fault.hold(1, verb="commit", after=after))
+        self.go.set()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before its commit", "after its commit"])
+async def test_event_of_a_cancelled_wait_is_for_the_next_one(manager: TaskManager, after: bool) -> None:
+    """It is received once, and in its order. A wait that is cancelled has no outcome: a later run waits there again."""
+    branch = Branch()
+    async with isolated(manager, store=branch.store.as_store()) as world:
+        program = Program(manager)
+
+        async def code() -> list[int]:
+            await branch.go.wait()
+            branch.begins()
+            if current_task().attempt == 1:
+                await until(lambda: bool(branch.store.held))
+                assert await branch.is_cancelled()
+                branch.store.let_go()
+            found = [await wait_for("n", int), await wait_for("n", int)]
+            assert await branch.is_cancelled()
+            return found
+
+        handle = program.begins(code)
+        for number in (1, 2):
+            await manager.send(handle.task_id, "n", number)
+        await world.idle()
+        branch.holds_next_commit(after=after)
+        assert await came_to(handle) == [1, 2]
+        await manager.retry(handle.task_id, force=True)
+        assert await came_to(manager.handle(handle.task_id)) == [1, 2]
+
+
+async def test_event_of_a_cancelled_wait_goes_to_one_that_waits_already(manager: TaskManager) -> None:
+    """Nothing else would tell that one of an event that has come before."""
+    branch = Branch()
+    async with isolated(manager, store=branch.store.as_store()) as world:
+        program = Program(manager)
+
+        async def code() -> int:
+            branch.begins()
+            await asyncio.sleep(0)
+            second = asyncio.create_task(wait_for("n", int, key="second"))
+            await until(lambda: bool(branch.store.held))
+            assert await branch.is_cancelled()
+            branch.store.let_go()
+            return await second
+
+        handle = program.begins(code)
+        await world.idle()
+        await manager.flush()
+        branch.holds_next_commit(after=True)
+        await manager.send(handle.task_id, "n", 1)
+        assert await came_to(handle) == 1
+
+
+async def test_event_in_place_of_the_timeout_of_a_cancelled_wait_is_kept(manager: TaskManager) -> None:
+    """The store gives it to the wait that has timed out, and by then nobody waits there any more."""
+    branch = Branch(timeout=10)
+    async with isolated(manager, store=branch.store.as_store()) as world:
+        program = Program(manager)
+
+        async def code() -> int:
+            branch.begins()
+            await until(lambda: bool(branch.store.held))
+            await manager.send(current_task().task_id, "n", 1)
+            assert await branch.is_cancelled()
+            branch.store.let_go()
+            return await wait_for("n", int, key="second", timeout=60)
+
+        handle = program.begins(code)
+        await world.advance(5)
+        await manager.flush()
+        branch.holds_next_commit(after=False)
+        assert await came_to(handle) == 1
+
+
+async def test_event_of_a_wait_that_a_stop_ends_is_for_the_same_wait(manager: TaskManager) -> None:
+    """Its record stays, and the next run returns what it says."""
+    branch, stopped = Branch(), asyncio.Event()
+    async with isolated(manager, store=branch.store.as_store()) as world:
+        program = Program(manager)
+
+        async def code() -> list[int]:
+            await branch.go.wait()
+            try:
+                return [await wait_for("n", int), await wait_for("n", int)]
+            except asyncio.CancelledError:
+                stopped.set()
+                raise
+
+        handle = program.begins(code)
+        for number in (1, 2):
+            await manager.send(handle.task_id, "n", number)
+        await world.idle()
+        branch.holds_next_commit(after=True)
+        await until(lambda: bool(branch.store.held))
+        restarting = asyncio.ensure_future(world.restart())
+        await stopped.wait()
+        branch.store.let_go()
+        await restarting
+        assert await came_to(manager.handle(handle.task_id)) == [1, 2]

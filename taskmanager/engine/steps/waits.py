@@ -12,7 +12,8 @@ event in the transaction that would store it (`RECEIVE` in the statements), and 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, NamedTuple, NoReturn
 
 from taskmanager.codec.results import ResultCodec
@@ -60,6 +61,8 @@ class StepWaits:
         """The record for which the task goes to sleep."""
         self._received: dict[str, int] = {}
         """The last event of each name that was received here. It may be on its way to the store."""
+        self._taken_back: asyncio.Future[None] | None = None
+        """Done when the last record that was taken back is so in the store."""
 
     def __repr__(self) -> str:
         return f"<StepWaits of {self._attempt!r}, {len(self._in_place)} in place>"
@@ -85,7 +88,9 @@ class StepWaits:
             if row.event_id is None or row.is_final:
                 return self._end(wait, row)
             # It got its event from the store in place of a timeout, and the process died before anybody looked at that.
-            return await self._take(wait, row, StoredEvent(row.event_id, row.result or "", True))
+            async with self._receiving:
+                with self._taken_back_if_cancelled(wait, row):
+                    return await self._take(wait, row, StoredEvent(row.event_id, row.result or "", True))
         if row is None or row.waits_for is None:
             row = self._begun(wait)
         return await (self._receive(wait, row) if wait.waits_for else self._sleep(row))
@@ -116,15 +121,36 @@ class StepWaits:
             self._listening.append(news)
             async with self._receiving:  # one at a time: two waits must not find the same event
                 event = await self._next_event(wait)
-                if event is None and self._left_s(row) == 0:
-                    return await self._time_out(wait, row)
-                if event is not None:
-                    return await self._take(wait, row, event)
+                with self._taken_back_if_cancelled(wait, row):
+                    if event is None and self._left_s(row) == 0:
+                        return await self._time_out(wait, row)
+                    if event is not None:
+                        return await self._take(wait, row, event)
             await self.pause(row, news)
 
     async def _next_event(self, wait: Wait) -> StoredEvent | None:
+        if self._taken_back is not None:  # until then the store may take its event for received
+            await asyncio.wait([self._taken_back])
         after = self._received.get(wait.waits_for, 0)
         return await patiently(self._fetch_event, self._attempt.task_id, wait.waits_for, wait.identity, after)
+
+    @contextlib.contextmanager
+    def _taken_back_if_cancelled(self, wait: Wait, row: StepRow) -> Iterator[None]:
+        """Take the record of an outcome back if the code cancels its wait meanwhile, and goes on: nobody has seen it.
+
+        The record may be in the store already, so the wait is written anew, without an outcome. Its event is for the
+        next wait of that name. Where the attempt is stopped the record stays, and the next run returns what it says.
+        """
+        before = self._received.get(wait.waits_for, 0)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._attempt.stop_reason is None and not self._attempt.is_over:
+                begun = row._replace(wakes_at=None, event_id=None, result=None, error_code=None, error_message=None)
+                self._received[wait.waits_for] = before
+                self._taken_back = self._records.add(begun._replace(ended_at=None, is_final=0))
+                self.hear()
+            raise
 
     async def _take(self, wait: Wait, row: StepRow, event: StoredEvent) -> Any:
         """Record that this event is received, and return its value. One that does not fit is received, too."""
