@@ -1,6 +1,7 @@
 """Listeners: functions that hear of what happens to the tasks of their manager, and harm none of them."""
 
 import asyncio
+import gc
 import threading
 from collections import defaultdict
 from datetime import timedelta
@@ -562,6 +563,45 @@ async def test_a_thread_that_hangs_in_a_listener_does_not_hold_up_a_stop(monkeyp
         await manager.task(nothing).enqueue()
     may_end.set()
     assert told == ["enqueued"]
+
+
+def test_a_listener_that_swallows_its_cancellation_holds_up_no_program(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stop leaves it behind and names it. Else the end of the loop would wait for it, and only SIGKILL would help.
+
+    One that cleans up when it is cancelled has the time to do so.
+    """
+    monkeypatch.setattr(listeners, "CLOSE_PATIENCE_S", 0.05)
+    manager, cleaned, cancel_count = TaskManager(None), list[str](), 0
+
+    @manager.on("completed")
+    async def swallow(event: TaskEvent) -> None:
+        nonlocal cancel_count
+        while cancel_count < 3:  # the end of the loop must not be among those that cancel it
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancel_count += 1
+
+    @manager.on("completed")
+    async def tidy(event: TaskEvent) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(event.kind)
+
+    async def main() -> None:
+        async with manager:
+            await manager.task(nothing).enqueue()
+
+    asyncio.run(main())
+    assert cancel_count == 1
+    assert cleaned == ["completed"]
+    gc.collect()  # Python closes the coroutine with an exception, which is none of the application
+    (told,) = [record.message for record in caplog.records if "listener" in record.message]
+    assert "swallow goes on though it was cancelled; the stop does not wait for it" in told
 
 
 async def test_the_thread_is_told_what_comes_just_before_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:

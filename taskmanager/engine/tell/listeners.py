@@ -22,6 +22,7 @@ from taskmanager.codec.annotations import is_async, named_function
 from taskmanager.engine.tell.events import EventReader, Noted, has_snoozed
 from taskmanager.engine.tell.untold import Untold
 from taskmanager.engine.words.live_task import LiveTask
+from taskmanager.engine.words.loops import let_loop_close
 from taskmanager.engine.words.outcome import comes_from_signal, name_of
 from taskmanager.engine.write.outbox import Sent
 from taskmanager.model.gil import Lending
@@ -51,6 +52,8 @@ SLICE: Final = 100
 _ENDS: Final = frozenset(END_KINDS.values())
 CLOSE_PATIENCE_S: Final = 1.0
 """How long a stop waits, in all, for functions that are still to hear something."""
+CLEANUP_SHARE: Final = 0.2
+"""The part of it that cancelled async functions have to end. `asyncio.run` would wait for them without an end."""
 
 
 class Ear:
@@ -65,6 +68,7 @@ class Ear:
         self.task: asyncio.Task[None] | None = None
         self.dropped_count = self.failed_count = 0
         self.last_failure = ""
+        self.is_left_behind = False
 
     def __repr__(self) -> str:
         return f"<Ear {self.name}, {len(self.waiting)} waiting>"
@@ -358,7 +362,8 @@ class Listeners:
             except BaseException as exc:  # it may be anything, as in a task
                 if isinstance(exc, asyncio.CancelledError) or comes_from_signal(exc):
                     raise
-                ear.failed(exc)
+                if not ear.is_left_behind:  # the stop has named it, and Python raises in it when it is collected
+                    ear.failed(exc)
 
     # In the thread.
 
@@ -414,17 +419,24 @@ class Listeners:
         return self._is_closing and not self._is_over and self._thread is not None and not self._thread_over.done()
 
     async def close(self) -> None:
-        """Tell what is left, for a second in all."""
+        """Tell what is left, for a second in all. Leave behind what does not end when it is cancelled."""
         self._pass_on()
         self._is_closing = True
-        tasks = [ear.task for ear in self._ears.values() if ear.task is not None]
+        tasks = {ear.task: ear for ear in self._ears.values() if ear.task is not None}
         self._ring.set()
         pending = [*tasks] if self._thread is None else [*tasks, self._thread_over]
         if pending:
-            await asyncio.wait(pending, timeout=CLOSE_PATIENCE_S)
+            await asyncio.wait(pending, timeout=CLOSE_PATIENCE_S * (1 - CLEANUP_SHARE))
         self.leave()
         for each in tasks:
             each.cancel()
+        if tasks:
+            _, stubborn = await asyncio.wait(tasks, timeout=CLOSE_PATIENCE_S * CLEANUP_SHARE)
+            for each in stubborn:
+                text = "listener %s goes on though it was cancelled; the stop does not wait for it"
+                logger.warning(text, tasks[each].name)
+                tasks[each].is_left_behind = True
+                let_loop_close(each)
         for ear in self._ears.values():
             if ear.waiting:
                 text = "listener %s was not told of %s: the stop waits %g s for listeners"
