@@ -48,7 +48,9 @@ def run_hosted(
     mains: tuple[Main, ...],
     settings: Settings,
 ) -> Any:
-    """Do `manager.run`. Raises `TypeError` for what is no function, `ConfigurationError` if a loop runs already."""
+    """Do `manager.run`. Raises what `main` raises, `TypeError` for what is no function, and `ConfigurationError` if a
+    loop runs already.
+    """
     if len(mains) > 1 or not all(callable(main) for main in mains):
         given = ", ".join(repr(main) for main in mains)
         for each in mains:
@@ -62,6 +64,8 @@ def run_hosted(
     try:
         answer = hosted(started, cut_short, main, asked, settings.drain_timeout_s)
     except StoreUnavailable as exc:
+        if main is not None:
+            raise  # its own, and its author needs the frames
         logger.error("%s", error_line(exc))
         raise SystemExit(1) from exc
     if asked:
@@ -99,7 +103,8 @@ async def host(
 ) -> Any:
     """Run `main`, or wait, inside `started`, until it ends or a signal comes; a second signal calls `cut_short`.
 
-    After a cancellation `main` may take `patience_s` seconds, or until a second signal. Then it is left behind.
+    After a cancellation `main` may take `patience_s` seconds, or until a second signal. Then it is left behind. Raises
+    what `main` raises, whatever the stop has met. Without a `main`, raises the `StoreUnavailable` of the stop.
     """
     loop = asyncio.get_running_loop()
     signalled, hurried = asyncio.Event(), asyncio.Event()
@@ -111,26 +116,45 @@ async def host(
             cut_short()
         signalled.set()
 
-    has_started = False
+    has_started, ended, unwritten = False, None, None
     with _signals(loop, on_signal):
         if asked:  # a signal came before the loop could hear it
             signalled.set()
         try:
             async with started:
                 has_started = True
-                work = loop.create_task(signalled.wait() if main is None else _run(main))
-                await _either(work, signalled)
-                if not work.done():
-                    await _cancel(work, hurried, max(patience_s, CANCEL_GRACE_S), cut_short)
-                return None if main is None else _answer(work, was_asked=signalled.is_set())
+                ended = await _until_over(main, signalled, hurried, max(patience_s, CANCEL_GRACE_S), cut_short)
         except asyncio.CancelledError:
             if has_started or not signalled.is_set():
                 raise
             return None  # the second signal came while the start waited for the file
         except TaskManagerError as exc:
-            if has_started:
+            if not has_started:  # the line alone: the frames of a start say nothing to its user
+                raise SystemExit(error_line(exc)) from exc
+            if main is None or not isinstance(exc, StoreUnavailable):
                 raise
-            raise SystemExit(error_line(exc)) from exc  # the line alone: the frames of a start say nothing to its user
+            logger.error("%s", error_line(exc))
+            unwritten = exc
+    answer = None if ended is None else _answer(ended)
+    if unwritten is not None:
+        raise SystemExit(1) from unwritten
+    return answer
+
+
+async def _until_over(
+    main: Main | None,
+    signalled: asyncio.Event,
+    hurried: asyncio.Event,
+    patience_s: float,
+    cut_short: Callable[[], None],
+) -> "asyncio.Task[Any] | None":
+    """Run `main`, or wait, until it ends or a signal comes. Return the task of `main` when it has ended by itself."""
+    work = asyncio.get_running_loop().create_task(signalled.wait() if main is None else _run(main))
+    await _either(work, signalled)
+    if not work.done():
+        await _cancel(work, hurried, patience_s, cut_short)
+    is_left_behind, is_ended_by_signal = not work.done(), signalled.is_set() and work.cancelled()
+    return None if main is None or is_left_behind or is_ended_by_signal else work
 
 
 async def _cancel(
@@ -147,10 +171,8 @@ async def _cancel(
         let_loop_close(work)
 
 
-def _answer(work: "asyncio.Task[Any]", *, was_asked: bool) -> Any:
-    """Return what `main` returned. Return None if a signal led to its cancellation, or if it was left behind."""
-    if not work.done() or (was_asked and work.cancelled()):
-        return None
+def _answer(work: "asyncio.Task[Any]") -> Any:
+    """Return what `main` returned, or raise what it raised."""
     found = work.result()
     if isinstance(found, _Exit):
         raise found.exc

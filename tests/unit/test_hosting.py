@@ -336,13 +336,51 @@ def test_an_error_of_main_keeps_its_traceback() -> None:
         manager.run(main)
 
 
-def test_a_file_that_cannot_be_written_is_said_in_the_same_form(caplog: pytest.LogCaptureFixture) -> None:
-    """TYPE: what, where, what to do; and status 1, whether `main` or the stop met it."""
+_LOCKS: Final = """
+async def place_order():
+    global other
+    page.enqueue(1)
+    await manager.flush()
+    other = sqlite3.connect("t.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    page.enqueue(2)
+    {way}
+"""
+
+
+def _is_locked(folder: Path, way: str) -> tuple[str, str]:
+    """What the shell says of a program whose `main` locks the file, ends in that way, and what it wrote to stderr."""
+    return _ends(folder, "SIGTERM", f"{_LOCKS.format(way=way)}\nmanager.run(place_order); print('goes on')")
+
+
+def test_a_file_that_the_stop_cannot_write_is_said_in_the_same_form(tmp_path: Path) -> None:
+    """TYPE: what, where, what to do; and status 1."""
+    out, errors = _is_locked(tmp_path, "return 1")
+    assert out == " 1\n"
+    (line,) = [each for each in errors.splitlines() if "could not be written at the stop" in each]
+    assert line.startswith("taskmanager.StoreUnavailable: 2 records could not be written at the stop (")
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("way", "status", "said"),
+    [("raise ValueError('a bug of main')", 1, "ValueError: a bug of main"), ("sys.exit(7)", 7, "")],
+)
+def test_an_exception_of_main_comes_before_that_of_the_stop(tmp_path: Path, way: str, status: int, said: str) -> None:
+    """What the stop could not write is a line of the log beside it: who reads both knows what happened."""
+    out, errors = _is_locked(tmp_path, way)
+    assert out == f" {status}\n"
+    assert "could not be written at the stop" in errors
+    assert errors.endswith(f"{said}\n")
+    assert ("in place_order" in errors) == bool(said)
+
+
+def test_an_unwritable_file_that_main_has_met_keeps_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """The stop may have written everything since. So its author must see where `main` has ended."""
 
     async def main() -> None:
         raise StoreUnavailable("a.db cannot be written; free some space")
 
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(StoreUnavailable, match="free some space"):
         TaskManager(None).run(main)
-    assert ended.value.code == 1
-    assert "taskmanager.StoreUnavailable: a.db cannot be written; free some space" in caplog.messages
+    assert not [each for each in caplog.messages if "free some space" in each]
