@@ -197,7 +197,7 @@ class FilePlace:
 
 
 def _log(file: Path) -> Path:
-    return file.with_name(f"{file.name}-wal")
+    return Path(f"{file}-wal")
 
 
 def _trace(path: Path) -> tuple[int, ...]:

@@ -304,6 +304,7 @@ def test_a_start_outside_of_an_event_loop_of_asyncio_says_what_it_needs() -> Non
     ("place", "line"),
     [
         (".", "taskmanager.StoreError: {folder} is a directory; give the path of a file in it"),
+        ("/", "taskmanager.StoreError: / is a directory; give the path of a file in it"),
         ("text.db", "taskmanager.StoreError: {folder}/text.db cannot be used (file is not a database): "),
         ("no/such.db", "taskmanager.StoreUnavailable: {folder}/no/such.db cannot be opened: the directory "),
         ("a\nb/c.db", "taskmanager.StoreUnavailable: {folder}/a b/c.db cannot be opened: the directory "),

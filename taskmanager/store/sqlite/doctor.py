@@ -82,7 +82,7 @@ def _of_a_file(session: Session) -> SqliteSession:
 
 def permissions(db: Path) -> Finding:
     """Check that nobody else can read the file, which holds arguments and results. Its side files have its mode."""
-    files = [db.resolve().with_name(db.resolve().name + ending) for ending in ("", "-wal", "-shm")]
+    files = [Path(f"{db.resolve()}{ending}") for ending in ("", "-wal", "-shm")]
     modes = {path.name: path.stat().st_mode & 0o777 for path in files if path.exists()}
     found = ", ".join(f"{name} has mode {mode:04o}" for name, mode in modes.items() if mode & 0o077)
     if found and os.name == "posix":

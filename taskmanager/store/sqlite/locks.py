@@ -80,10 +80,10 @@ def read_wal_index(path: Path) -> WalState:
     real = path.resolve()
     check_process(real)
     try:
-        size = real.with_name(real.name + "-wal").stat().st_size
+        size = Path(f"{real}-wal").stat().st_size
     except FileNotFoundError:
         return WalState(0)
-    with _opened(real, real.with_name(real.name + "-shm")) as fd:
+    with _opened(real, Path(f"{real}-shm")) as fd:
         header = b"" if fd is None else os.read(fd, _INDEX_HEADER_BYTES)
         if fd is None or len(header) < _INDEX_HEADER_BYTES:
             return WalState(size)
@@ -180,7 +180,7 @@ def _without_lock(database: Path, pids: Collection[int]) -> set[int] | None:
     words = [line.split() for line in lines if " POSIX " in line and "->" not in line]
     held = {(int(each[4]), int(each[5].rpartition(":")[2])) for each in words}
     real, found = database.resolve(), set()
-    for name in (real, real.with_name(real.name + "-shm")):
+    for name in (real, Path(f"{real}-shm")):
         with contextlib.suppress(FileNotFoundError):
             file = name.stat()
             found |= {pid for pid in pids if (pid, file.st_ino) not in held and _has_open(pid, file)}

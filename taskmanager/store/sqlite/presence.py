@@ -39,7 +39,8 @@ def lock_path(database: Path, instance_id: str) -> Path:
     file = database.resolve()
     # A row may name any owner, also one that leads into another directory, or that no file can be named after.
     is_word = re.fullmatch(_WORD, instance_id)
-    return file.with_name(f"{file.name}.{instance_id if is_word else _word_for(instance_id)}.lock")
+    # `with_name` raises for a root directory, which is to be refused like any other directory when it is opened.
+    return Path(f"{file}.{instance_id if is_word else _word_for(instance_id)}.lock")
 
 
 def _word_for(odd_id: str) -> str:

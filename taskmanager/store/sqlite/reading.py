@@ -95,9 +95,9 @@ def _open(path: Path, mode: str, patience_s: float) -> SqliteSession:
 
 
 def _log_size(path: Path) -> int:
-    file = path.resolve()  # the log lies beside the file itself, whatever link has led there
     try:
-        return file.with_name(file.name + "-wal").stat().st_size
+        # The log lies beside the file itself, whatever link has led there.
+        return Path(f"{path.resolve()}-wal").stat().st_size
     except FileNotFoundError:
         return 0
 

@@ -111,6 +111,14 @@ def test_a_file_that_cannot_be_used_is_refused_by_every_command(
     assert ({} if database.is_dir() else digest(database.parent)) == before
 
 
+@pytest.mark.parametrize("command", ["status", "list", "watch", "doctor", "backup copy.db"])
+def test_the_root_directory_is_refused_like_any_other(command: str) -> None:
+    """It has an empty name, to which Python appends nothing: a file beside it has none either."""
+    ran = taskmanager(*command.split(), "--db", Path("/"))
+    assert (ran.code, ran.out, len(ran.err.splitlines())) == (1, "", 1), ran.err
+    assert "give the path of the database" in ran.err
+
+
 HOSTILE: Final = "\x1b[2J\x1b]0;owned\x07\u202e[red]日本\u0301[/] [bold\r\n\t\x9b31m"
 
 
