@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from taskmanager import ManagerStopped, QueueConfig, QueueFull, TaskManager, TaskStatus, task
+from taskmanager import ManagerStopped, QueueConfig, QueueFull, StoreUnavailable, TaskManager, TaskStatus, task
 from taskmanager.engine.intake.inbox import Inbox
 from taskmanager.engine.intake.keys import Keys
+from taskmanager.engine.people import actions
 from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.store.memory import MemoryStore
-from taskmanager.testing import START, World, isolated
+from taskmanager.testing import START, Fault, FaultyStore, World, isolated
 
 pytestmark = pytest.mark.anyio
 
@@ -187,6 +188,39 @@ async def test_a_purged_record_frees_its_key(world: World, persist: bool) -> Non
     assert await world.manager.purge(status=TaskStatus.COMPLETED) == 1
     assert await call.enqueue(3) == 3
     assert runs == [1, 3]
+
+
+@pytest.mark.parametrize("fault", [Fault.hold(1, verb="purge", after=True), Fault.fail(2, verb="purge")])
+async def test_a_purge_that_is_cut_short_frees_the_keys_of_what_it_deleted(
+    fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key without a record would stay taken until the manager stops; the record that is left keeps its key."""
+    monkeypatch.setattr(actions, "PURGE_PAGE", 1)
+    store, manager = FaultyStore(MemoryStore(), [fault]), TaskManager()
+    runs: list[int] = []
+
+    @manager.task
+    async def job(n: int) -> int:
+        runs.append(n)
+        return n
+
+    calls = [job.with_options(idempotency_key=key) for key in ("a", "b")]
+    async with isolated(manager, store=store.as_store()):
+        ids = [call.enqueue(1) for call in calls]
+        for each in ids:
+            await each
+        purging = asyncio.ensure_future(manager.purge(status=TaskStatus.COMPLETED))
+        if fault.kind == "hold":
+            while not store.held:  # noqa: ASYNC110  # it has no event
+                await asyncio.sleep(0)
+            purging.cancel()
+            store.let_go()
+        await asyncio.wait([purging])
+        assert purging.cancelled() or isinstance(purging.exception(), StoreUnavailable)
+        kept = [await manager.get(each.task_id) is not None for each in ids]
+        assert sorted(kept) == [False, True]
+        assert [await call.enqueue(2) for call in calls] == [1 if is_kept else 2 for is_kept in kept]
+    assert runs == [1, 1, 2]
 
 
 async def test_ignored_arguments_are_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:

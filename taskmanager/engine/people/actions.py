@@ -8,6 +8,7 @@ of its own writes. So each write is shielded together with what follows from it 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -22,7 +23,7 @@ from taskmanager.engine.words.loops import shielded
 from taskmanager.engine.words.waiters import wait_in
 from taskmanager.model.checks import check_age, check_task_id
 from taskmanager.model.clock import before_us
-from taskmanager.model.errors import ConfigurationError, NotPersisted, QueueFull, unknown_task
+from taskmanager.model.errors import ConfigurationError, NotPersisted, QueueFull, StoreError, unknown_task
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, TaskWrite, UnreadableRow, expected_of
 from taskmanager.model.result import TaskError, TaskResult
@@ -374,10 +375,24 @@ class Actions:
             raise ConfigurationError(f"purge deletes ended tasks only; {status} is not an end. Cancel such tasks first")
         await self._life.flush()
         cutoff = None if older_than is None else before_us(self._clock.now_us(), older_than)
-        gone_keys = self._keys.purgeable(lambda live: fits(live, wanted), cutoff)
-        gone = await repeated(lambda: self._store.purge(wanted, cutoff, PURGE_PAGE))
-        self._keys.purged(gone_keys)
+        ended, is_whole = self._keys.purgeable(lambda live: fits(live, wanted), cutoff), False
+        try:
+            gone = await repeated(lambda: shielded(self._store.purge(wanted, cutoff, PURGE_PAGE)))
+            is_whole = True
+        finally:  # a cancelled purge, or one that has failed, has deleted some of them
+            await shielded(self._free_keys(ended, is_whole=is_whole))
         return gone
+
+    async def _free_keys(self, ended: Sequence[LiveTask], *, is_whole: bool) -> None:
+        """Free the keys of memory-only tasks whose records are gone. After a part of a purge only the store knows."""
+        if is_whole:
+            self._keys.purged(ended)
+            return
+        with contextlib.suppress(StoreError):  # then the next purge frees them
+            for task_ids in _pages([live.task_id for live in ended]):
+                kept = await self._store.fetch_ids(task_ids)
+                meant = set(task_ids).difference(kept)
+                self._keys.purged(live for live in ended if live.task_id in meant)
 
     def _batch(self, verb: str, possible: Collection[TaskStatus], given: Mapping[str, Any]) -> TaskFilter:
         """The filter of an action on many tasks, which must not mean all of them."""
