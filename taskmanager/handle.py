@@ -12,6 +12,7 @@ from taskmanager.engine.words.live_task import NOT_SAVED, Ending, LiveTask
 from taskmanager.engine.words.waiters import Waiters, lent_slot, running_attempt, wait_in
 from taskmanager.model.checks import check_timeout
 from taskmanager.model.errors import (
+    ManagerStopped,
     NotPersisted,
     StoreError,
     StoreUnavailable,
@@ -107,7 +108,9 @@ class TaskHandle(Generic[R_co]):
         return self._value().__await__()
 
     async def _value(self) -> R_co:
-        ending = await self._ending()
+        return self._value_of(await self._ending())
+
+    def _value_of(self, ending: Ending) -> R_co:
         if ending.status is TaskStatus.COMPLETED and ending.result.is_ok():
             return cast("R_co", ending.result.ok_value)
         raise not_completed(self._task_id, ending) from self._cause_of(ending)
@@ -182,10 +185,16 @@ class TaskHandle(Generic[R_co]):
     def wait(self, *, timeout: float | None = None) -> R_co:
         """Wait in this thread for the task, and return its value, as `await` does on an event loop.
 
-        Raises the same, `TimeoutError` after `timeout` seconds, and `ConfigurationError` on the loop of the manager and
-        inside its tasks.
+        Raises the same, `TimeoutError` after `timeout` seconds, `ConfigurationError` on the loop of the manager and
+        inside its tasks, and `ManagerStopped` if the manager does not run and the end is not known here.
         """
-        return self._instance.call(self, timeout)
+        try:
+            return self._instance.call(self, timeout)
+        except ManagerStopped:
+            live = self._newest()
+            if live is None or live.ending is None or not live.is_published:
+                raise
+        return self._value_of(live.ending)
 
     async def saved(self, *, timeout: float | None = None) -> None:
         """Wait until the task is committed: from then on it survives SIGKILL and power loss.

@@ -152,7 +152,7 @@ def test_a_block_starts_and_stops_it(manager: TaskManager) -> None:
             assert manager.call(manager.counts())[TaskStatus.COMPLETED] >= 0
         assert not [each for each in threading.enumerate() if each.name == "taskmanager"]
         with pytest.raises(ManagerStopped):
-            handle.wait()
+            manager.handle(handle.task_id).wait()
         with pytest.raises(ManagerStopped):
             manager.call(manager.counts())
 
@@ -228,6 +228,30 @@ def test_handle_has_the_cause_of_a_task_that_ends_before_the_call(
         with pytest.raises(TaskFailed) as caught:
             handle.wait()
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("persist", [True, False])
+def test_handle_that_knows_the_end_tells_it_after_the_stop(manager: TaskManager, persist: bool) -> None:
+    """In a thread as on an event loop. Of what has not ended here, only the next start can tell."""
+
+    @manager.task(persist=persist)
+    async def double(n: int) -> int:
+        if n < 0:
+            raise ValueError("no")
+        return 2 * n
+
+    with manager.in_thread():
+        good, bad = double.enqueue(4), double.enqueue(-1)
+        manager.call(manager.join())
+        assert good.wait() == 8
+    assert good.wait() == 8
+    with pytest.raises(TaskFailed) as caught:
+        bad.wait()
+    assert isinstance(caught.value.__cause__, ValueError)
+    with pytest.raises(ManagerStopped):
+        manager.handle("unknown").wait()
+    with pytest.raises(ConfigurationError, match="timeout must be"):
+        good.wait(timeout="1")  # type: ignore[arg-type]  # that is the mistake
 
 
 @pytest.mark.parametrize("lane", ["async", "thread"])
