@@ -52,6 +52,8 @@ class Schedules:
         self._was_added = False
         self.book = ScheduleBook(engine.identity.instance_id)
         self._firing = Firing(engine, self.book, self.refresh)
+        self._unread: set[str] = set()
+        """Schedules that a person has changed here, and that could not be read since."""
         self._changed = asyncio.Event()
         self._declaring = asyncio.Lock()
         self._version: int | None = None
@@ -103,6 +105,7 @@ class Schedules:
     async def run_once(self) -> None:
         """Declare what is new, hear what others did, and fire what is due."""
         await self.declare()
+        await self._read_changed(())
         await self._read_news()
         while not self._life.is_stopping and await self._firing.fire_due():
             self._is_store_silent = False
@@ -217,6 +220,23 @@ class Schedules:
         book.orphans |= {name for name in wanted if name in book.declared} - {row.schedule_name for row in rows}
         self._changed.set()
 
+    async def _read_changed(self, names: Sequence[str]) -> None:
+        """Read these schedules, and those that could not be read before. If that fails, the next round reads them."""
+        if wanted := self._unread.union(names):
+            self._unread.clear()
+            try:
+                await self.refresh(list(wanted))
+            except BaseException:
+                self._unread |= wanted
+                raise
+
+    async def _follow(self, name: str) -> None:
+        """Read what a person has changed just now. A failure is not theirs: told of one, they would do it again."""
+        try:
+            await self._read_changed([name])
+        except StoreError:
+            self._changed.set()
+
     # What people do with them.
 
     async def list(self) -> tuple[ScheduleInfo, ...]:
@@ -241,7 +261,7 @@ class Schedules:
 
     async def _write_paused(self, name: str, paused: bool) -> None:
         await set_paused(self._store, name, paused, self._wall_clock.now_us())
-        await self.refresh([name])
+        await self._follow(name)
 
     async def run_by_hand(self, name: str) -> str:
         """One run beside the fires; the id of the task."""
@@ -257,7 +277,7 @@ class Schedules:
         finally:
             self._life.wants_claim.set()  # also when only the answer was lost: the task stands there, free
         self._free_rows.note_put(row)
-        await self.refresh([name])
+        await self._follow(name)
         return task_id
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from taskmanager import QueueConfig, TaskManager, current_task
+from taskmanager import QueueConfig, StoreUnavailable, TaskManager, current_task
 from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import START, Fault, FaultyStore, isolated
 from tests.unit.schedules.fires import MINUTE, Fires
@@ -221,3 +221,47 @@ async def test_every_failing_call_of_the_store_leaves_each_fire_run_once(manager
                 reached += is_spent
                 nth += 1
     assert reached > 20
+
+
+@pytest.mark.parametrize("verb", ["run_schedule", "pause_schedule", "resume_schedule"])
+async def test_an_act_that_stands_in_the_store_is_not_told_as_a_failure(
+    manager: TaskManager, fires: Fires, verb: str
+) -> None:
+    """Whoever is told of one repeats it, and would get a second run. What could not be read behind it is read later."""
+    store = FaultyStore(MemoryStore())
+
+    @manager.schedule(every=60, name="tick")
+    async def tick() -> None:
+        await fires.run()
+
+    async with isolated(manager, store=store.as_store()) as world:
+        await world.advance(1)
+        if verb == "resume_schedule":
+            await manager.pause_schedule("tick")
+        read_count = store.calls.count("schedules") + (1 if verb == "run_schedule" else 0)
+        store.plan.append(Fault.fail(read_count + 1, verb="schedules"))
+        await getattr(manager, verb)("tick")
+        assert store.is_spent
+        (info,) = await manager.schedules()
+        assert info.is_paused == (verb == "pause_schedule")
+        await world.advance(60)
+    assert len(fires) == {"run_schedule": 2, "pause_schedule": 0, "resume_schedule": 1}[verb]
+
+
+@pytest.mark.parametrize("verb", ["run_schedule", "pause_schedule"])
+async def test_an_act_that_the_store_did_not_take_is_told(manager: TaskManager, fires: Fires, verb: str) -> None:
+    """Only the read behind the write is made up later, and not the write."""
+    store = FaultyStore(MemoryStore())
+
+    @manager.schedule(every=60, name="tick")
+    async def tick() -> None:
+        await fires.run()
+
+    async with isolated(manager, store=store.as_store()) as world:
+        await world.advance(1)
+        store.is_down = True
+        with pytest.raises(StoreUnavailable):
+            await getattr(manager, verb)("tick")
+        store.is_down = False
+        await world.advance(65)
+    assert fires.minutes() == [1]
