@@ -264,7 +264,7 @@ class Lifecycle:
         await self._close(is_unwritten=unsaved > 0)
         if unsaved:
             raise StoreUnavailable(
-                f"{unsaved} records could not be written at the stop ({self._settings.place}); "
+                f"{counted(unsaved, 'record')} could not be written at the stop ({self._settings.place}); "
                 "their last committed state is recovered at the next start"
             )
 

@@ -190,7 +190,8 @@ def purge(
             raise click.UsageError(
                 "--json asks nothing; give --yes too, or say which: --status, --older-than, --tag, --error"
             )
-        confirm(f"delete all {sum(by_status[each] for each in _ENDED):,} records of ended tasks?")
+        count = sum(by_status[each] for each in _ENDED)
+        confirm(f"delete {'' if count == 1 else 'all '}{counted(count, 'record')} of ended tasks?")
     cutoff = None if older_than is None else SystemClock().now_us() - older_than
     wanted = TaskFilter(status, tags=tags, error_code=error_code)
     gone = write(db, lambda store: _in_pages(store, wanted, cutoff))

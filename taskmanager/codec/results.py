@@ -24,14 +24,16 @@ class ResultCodec:
     `TaskResult[X]`.
     """
 
-    __slots__ = ("_codec", "_stored", "_task_name", "of_none")
+    __slots__ = ("_codec", "_stored", "_subject", "_task_name", "of_none")
 
     def __init__(self, fn: Callable[..., Any], *, task_name: str, codec: Codec | None = None) -> None:
         hints = resolve(fn, task_name=task_name, wanted=("return",))
         self._store(StoredType(_value_annotation(hints.get("return", Any), task_name)), task_name, codec)
 
-    def _store(self, stored: StoredType, task_name: str, codec: Codec | None) -> None:
+    def _store(self, stored: StoredType, task_name: str, codec: Codec | None, subject: str | None = None) -> None:
         self._task_name, self._codec, self._stored = task_name, codec, stored
+        self._subject = subject or f"task {task_name}: the result"
+        """What an error of `encode_ok` is about."""
         self.of_none = _OK_NONE if codec is None and NoneType in stored.scalars else None
         """The stored form of None, where that is the same for all tasks."""
 
@@ -74,15 +76,13 @@ class ResultCodec:
         data = self._stored.encode(value)
         if isinstance(data, Refusal):
             hint = "; annotate the return type" if data.wants_annotation and self._stored.is_untyped else ""
-            raise ArgumentError(
-                f"task {self._task_name}: the result ({type_name(value)}) cannot be stored: {data.reason}{hint}"
-            )
+            raise ArgumentError(f"{self._subject} ({type_name(value)}) cannot be stored: {data.reason}{hint}")
         if len(data) > MAX_ENCODED_BYTES:
             raise ArgumentError(
-                f"task {self._task_name}: the result takes {len(data):_} bytes as JSON; the limit is "
+                f"{self._subject} takes {len(data):_} bytes as JSON; the limit is "
                 f"{MAX_ENCODED_BYTES:_}. Put the data into a file or a table and return its path or key"
             )
-        return seal(self._codec, b'{"ok":%b}' % data, f"task {self._task_name}: the result")
+        return seal(self._codec, b'{"ok":%b}' % data, self._subject)
 
     def encode_error(self, error: TaskError) -> str:
         """The stored form of an error. Parts that JSON cannot hold become short texts, so it never fails.
@@ -114,7 +114,7 @@ def encode_event(name: str, value: Any, codec: Codec | None) -> str:
     """
     by_class = object.__new__(ResultCodec)
     stored = StoredType(type(value)) if isinstance(_UNTYPED.encode(value), Refusal) else _UNTYPED
-    by_class._store(stored, f"event {name}", codec)
+    by_class._store(stored, f"event {name}", codec, f"event {name}: the value")
     return by_class.encode_ok(value)
 
 

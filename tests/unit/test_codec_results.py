@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn, Optional, Union
 
 import pytest
 
-from taskmanager.codec.results import MAX_ERROR_CHARS, ResultCodec, decode_untyped, encode_error_text
+from taskmanager.codec.results import MAX_ERROR_CHARS, ResultCodec, decode_untyped, encode_error_text, encode_event
 from taskmanager.codec.safe import dumps_safe
 from taskmanager.codec.values import dumps, loads
 from taskmanager.model.errors import ArgumentError, ConfigurationError
@@ -86,6 +86,13 @@ def test_a_function_without_a_return_annotation_returns_plain_json() -> None:
 def test_a_value_that_would_change_is_refused(annotation: Any, value: Any) -> None:
     with pytest.raises(ArgumentError, match="the result"):
         codec_for(annotation).encode_ok(value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), object(), "x" * 17_000_000], ids=lambda each: type(each).__name__)
+def test_a_value_of_an_event_is_refused_as_what_it_is(value: object) -> None:
+    """Whoever sends one knows of no task, and of no result."""
+    with pytest.raises(ArgumentError, match=r"^event go: the value (\(|takes )"):
+        encode_event("go", value, None)
 
 
 def test_a_result_that_is_too_large_is_refused() -> None:

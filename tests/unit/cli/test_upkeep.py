@@ -28,6 +28,13 @@ def test_purge_asks_unless_it_is_told_what(copied: tuple[Path, dict[str, str]]) 
     assert statuses(database) == {ids["later"]: "PENDING"}
 
 
+def test_purge_asks_in_words_that_fit_the_number(copied: tuple[Path, dict[str, str]]) -> None:
+    """One record is one record."""
+    database, _ = copied
+    assert taskmanager("purge", "--error", "UNHANDLED_EXCEPTION", "--db", database).out == "2 records deleted\n"
+    assert "delete 1 record of ended tasks?" in taskmanager("purge", "--db", database, stdin="n\n").err
+
+
 def test_purge_takes_tags_and_the_error_code(copied: tuple[Path, dict[str, str]]) -> None:
     """It asks nothing then, because it does not mean everything."""
     database, ids = copied
