@@ -219,7 +219,7 @@ class TaskHandle(Generic[R_co]):
             )
         if live.saving.rejection is not None:
             raise StoreError(f"task {self._task_id} cannot be stored: {live.saving.rejection}")
-        if live.ending is not None and live.is_published and live.ending.requeued:
+        if live.is_published and live.status in (TaskStatus.PENDING, TaskStatus.INTERRUPTED):
             raise StoreUnavailable(f"task {self._task_id} was not written before the manager stopped; enqueue it again")
         if live.saving is NOT_SAVED:
             raise never_written(live)

@@ -405,11 +405,11 @@ class Life:
         if live.is_published:
             return
         live.is_published = True
+        if self.listeners is not None:
+            self.listeners.ends(live)
         if self.is_stopping:
             self._settlement.lose_unwritten(live)
             self.goes_on_count += live.goes_on
-        if self.listeners is not None:
-            self.listeners.ends(live)
         self._follower.tell_end(live)
         live.context = None
         if not live.encodes_later:

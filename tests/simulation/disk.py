@@ -319,6 +319,9 @@ class InlineConnection(Connection):
         except sqlite3.Error as error:
             raise translate(self._path, error, was_well=True) from error
 
+    async def let_end(self) -> None:
+        """Nothing of it is under way."""
+
     async def close(self) -> None:
         self.cut()
 

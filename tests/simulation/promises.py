@@ -4,7 +4,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from taskmanager.model.record import TaskRow
-from taskmanager.model.states import TERMINAL, TaskStatus
+from taskmanager.model.states import TERMINAL, BuiltInTaskCode, TaskStatus
 from tests.simulation.jobs import UNSAFE, queue_of
 
 if TYPE_CHECKING:
@@ -113,6 +113,8 @@ async def follow(process: "Process", task_id: str) -> None:
     process.world.log(process, "is told of", task_id, handle.status, result)
     if row is None or not is_ended or row.claimed_by_worker_id in process.instance_ids:
         return
+    if result.is_err() and result.err_value.error_code == BuiltInTaskCode.MANAGER_STOPPED:
+        return  # of a call of its key that its process could not write, and of which it knows no other task
     is_same = row.status == handle.status and (row.status == TaskStatus.COMPLETED or not result.is_ok())
     if not is_same and seen == (process.world.loss_count, checks.revived[task_id], process.began_us):
         process.world.fault(f"{process} is told that {task_id} is {handle.status}, {result}; it is {row}")

@@ -222,10 +222,10 @@ class Settlement:
         live.ending = Ending(status, TaskResult(err=error))
 
     def lose_unwritten(self, live: LiveTask) -> None:
-        """→ CANCELLED, if it goes on at the next start and no row of it stands in the file: nobody is promised that."""
+        """→ INTERRUPTED, if it was to go on at the next start, and no row is known to stand in the file."""
         if live.goes_on and live.is_persisted and live.saving.committed is None:
             words = "the manager stopped, and the record of the task could not be stored"
-            self.end_with_error(live, TaskStatus.CANCELLED, TaskError(BuiltInTaskCode.MANAGER_STOPPED, words), None)
+            self.end_with_error(live, TaskStatus.INTERRUPTED, TaskError(BuiltInTaskCode.MANAGER_STOPPED, words), None)
 
     def release(self, live: LiveTask) -> None:
         """→ PENDING and free: any instance may take it. Waiters learn that it goes on."""

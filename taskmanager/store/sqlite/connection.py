@@ -274,7 +274,7 @@ class Connection:
         """Let what was begun come to its end, before `close`. What has not begun after a while is refused: the lock of
         somebody else may cost each call a second.
         """
-        if self._is_closed or self._is_inherited or not self.has_thread:
+        if not self.has_thread or self._is_closed or self._is_inherited:
             return
         last = self._inner.begin(asyncio.get_running_loop(), _nothing)
         await asyncio.wait([last], timeout=CLOSE_PATIENCE_S)
