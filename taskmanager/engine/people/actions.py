@@ -375,19 +375,17 @@ class Actions:
             raise ConfigurationError(f"purge deletes ended tasks only; {status} is not an end. Cancel such tasks first")
         await self._life.flush()
         cutoff = None if older_than is None else before_us(self._clock.now_us(), older_than)
-        ended, is_whole = self._keys.purgeable(lambda live: fits(live, wanted), cutoff), False
+        ended = self._keys.purgeable(lambda live: fits(live, wanted), cutoff)
         try:
             gone = await repeated(lambda: shielded(self._store.purge(wanted, cutoff, PURGE_PAGE)))
-            is_whole = True
-        finally:  # a cancelled purge, or one that has failed, has deleted some of them
-            await shielded(self._free_keys(ended, is_whole=is_whole))
+        except (StoreError, asyncio.CancelledError):
+            await shielded(self._free_keys(ended))
+            raise
+        self._keys.purged(ended)
         return gone
 
-    async def _free_keys(self, ended: Sequence[LiveTask], *, is_whole: bool) -> None:
+    async def _free_keys(self, ended: Sequence[LiveTask]) -> None:
         """Free the keys of memory-only tasks whose records are gone. After a part of a purge only the store knows."""
-        if is_whole:
-            self._keys.purged(ended)
-            return
         with contextlib.suppress(StoreError):  # then the next purge frees them
             for task_ids in _pages([live.task_id for live in ended]):
                 kept = await self._store.fetch_ids(task_ids)
