@@ -128,12 +128,11 @@ async def host(
             if has_started or not signalled.is_set():
                 raise
             return None  # the second signal came while the start waited for the file
-        except TaskManagerError as exc:
-            if not has_started:  # the line alone: the frames of a start say nothing to its user
-                raise SystemExit(error_line(exc)) from exc
-            if main is None or not isinstance(exc, StoreUnavailable):
+        except Exception as exc:
+            if not has_started and isinstance(exc, TaskManagerError):
+                raise SystemExit(error_line(exc)) from exc  # alone: the frames of a start say nothing to its user
+            if not has_started or not _gives_way(exc, main, ended):
                 raise
-            logger.error("%s", error_line(exc))
             unwritten = exc
     answer = None if ended is None else _answer(ended)
     if unwritten is not None:
@@ -169,6 +168,19 @@ async def _cancel(
         logger.warning("main() goes on though it was cancelled; the manager stops without waiting for it")
         cut_short()
         let_loop_close(work)
+
+
+def _gives_way(exc: Exception, main: Main | None, ended: "asyncio.Task[Any] | None") -> bool:
+    """Log what the stop has met, and return True, if `main` says more of how the program ends."""
+    if main is not None and isinstance(exc, StoreUnavailable):
+        logger.error("%s", error_line(exc))
+        return True
+    has_failed = ended is not None and (
+        ended.cancelled() or ended.exception() is not None or isinstance(ended.result(), _Exit)
+    )
+    if has_failed:
+        logger.error("the stop has failed", exc_info=exc)
+    return has_failed
 
 
 def _answer(work: "asyncio.Task[Any]") -> Any:

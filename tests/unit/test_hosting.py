@@ -16,7 +16,8 @@ from typing import Final
 
 import pytest
 
-from taskmanager import ConfigurationError, StoreUnavailable, TaskManager
+from taskmanager import ConfigurationError, StoreError, StoreUnavailable, TaskManager
+from taskmanager.store.memory import MemoryStore
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -374,6 +375,27 @@ def test_an_exception_of_main_comes_before_that_of_the_stop(tmp_path: Path, way:
     assert "could not be written at the stop" in errors
     assert errors.endswith(f"{said}\n")
     assert ("in place_order" in errors) == bool(said)
+
+
+@pytest.mark.parametrize("raised", [ValueError("a bug of main"), SystemExit(7)])
+def test_an_exception_of_main_comes_before_any_failure_of_the_stop(
+    raised: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That one is logged with its frames."""
+
+    async def fails(_: MemoryStore) -> None:
+        raise StoreError("cannot be closed")
+
+    async def main() -> None:
+        raise raised
+
+    monkeypatch.setattr(MemoryStore, "close", fails)
+    with pytest.raises(type(raised)) as caught:
+        TaskManager(None).run(main)
+    assert caught.value.args == raised.args
+    (record,) = [each for each in caplog.records if "the stop has failed" in each.message]
+    assert "cannot be closed" in caplog.text
+    assert record.exc_info
 
 
 def test_an_unwritable_file_that_main_has_met_keeps_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
