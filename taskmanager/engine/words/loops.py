@@ -166,9 +166,10 @@ def result_here(
         try:
             return future.result(wait_s)
         except TimeoutError:
+            is_closed = loop is not None and loop.is_closed()  # before the other look: it may set the result, and close
             if future.done():
                 return future.result()
-            if loop is not None and loop.is_closed():
+            if is_closed:
                 raise CancelledError from None
             if left_s is not None and (left_s := left_s - wait_s) <= 0:
                 raise
@@ -187,9 +188,10 @@ async def result_from(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any,
     try:
         while not waiting.done() and not loop.is_closed():
             await asyncio.wait([waiting], timeout=look_s)
-    finally:
+    except asyncio.CancelledError:
         if not loop.is_closed():
             waiting.cancel()
+        raise
     if waiting.cancelled() or not waiting.done():
         raise CancelledError
     return waiting.result()
