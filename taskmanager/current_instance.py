@@ -347,8 +347,7 @@ class CurrentInstance:
         engine = lifecycle.engine
         refuse_inside(engine.dispatcher, "join()", "await the handles you need instead")
         try:
-            async with asyncio.timeout(timeout):
-                await lifecycle.records.join(dict(tags or {}))
+            await lifecycle.records.join(dict(tags or {}), timeout)
         except TimeoutError:
             if timeout is None:
                 raise

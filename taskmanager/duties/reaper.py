@@ -162,7 +162,7 @@ class Reaper:
             if unknown := self._unknown(task_ids):
                 moved += await self._recover_unknown(unknown)
         if moved:
-            self._life.has_freed = True
+            self._life.freed_count += moved
             self._life.wants_claim.set()
             text = "%s given back that named this instance in the file only, as after a lost answer or a restored copy"
             logger.warning(text, counted(moved, "task"))

@@ -81,7 +81,7 @@ class AfterWrite:
         self._dispatcher.move(live, DONE)
         if live.goes_on and not self._life.is_stopping:
             # Interrupted without a stop: its row is free, and nobody else may be there to take it.
-            self._life.has_freed = True
+            self._life.freed_count += 1
             self._life.wants_claim.set()
         if live.failed_at is not None and ON_FAILURE in live.options_text:
             self._free_rows.note_failure(live.row())
@@ -92,7 +92,7 @@ class AfterWrite:
 
     def _gone_to_store(self, live: LiveTask) -> None:
         self._dispatcher.move(live, LEFT)
-        self._life.has_freed = True
+        self._life.freed_count += 1
         self._life.drop(live)
         if live.waiters or (live.holder is not None and live.holder() is not None):
             self._follower.take_over(live)

@@ -49,8 +49,8 @@ class Life:
     """Memory-only tasks that waited at the stop, of which nobody has said so yet."""
     listeners: "Listeners | None" = None
     """Who is told of what happens to tasks, if anybody is."""
-    has_freed = False
-    """Whether rows free in the store may be tasks that were accepted here."""
+    freed_count = 0
+    """How many rows were freed here: tasks that were accepted here may wait in the store, or at other instances."""
     whole_looks_wanted = 0
     """How often a look at all news was wanted: a write without an answer may have asked for what nobody has heard."""
     unanswered_claim: ClaimRequest | None = None

@@ -51,6 +51,8 @@ class Records:
         self._settings, self._patience = engine.settings, engine.writer.patience
         self._has_strays, self._free_rows, self._window = has_strays, engine.free_rows, engine.window
         self._sent_from = 0
+        self._freed_and_over = 0
+        """The count of rows that were freed here, when the store was read last and none of them was unfinished."""
         """When the oldest of the unfinished tasks that others run was sent, as of the last look."""
         self._stopped = stopped
 
@@ -166,11 +168,19 @@ class Records:
 
     # Waiting for all.
 
-    async def join(self, tags: dict[str, str]) -> None:
+    async def join(self, tags: dict[str, str], timeout_s: float | None) -> None:
         """Wait until every task here (with all these tags) has ended, also those whose rows are still to be claimed.
+        Their handles tell it then.
 
-        Raises `ManagerStopped` when the manager stops before that, and some of them go on at the next start.
+        Raises `ManagerStopped` when the manager stops before that, and some of them go on at the next start, and
+        `TimeoutError`.
         """
+        async with asyncio.timeout(timeout_s):
+            await self._until_all_ended(tags)
+        with contextlib.suppress(StoreError):
+            await self._follower.see_ends()
+
+    async def _until_all_ended(self, tags: dict[str, str]) -> None:
         with self._patience.rushed():
             while True:
                 await (self._tagged_ended(tags) if tags else self._all_ended())
@@ -183,9 +193,7 @@ class Records:
                         with self._free_rows.awaited():
                             await self._pause(self._settings.store_poll_s)
                 elif not self._unfinished(tags) and (tags or not self._window.has_free_rows):
-                    break  # else a claim has brought some while the store was read, or has left some
-            with contextlib.suppress(StoreError):
-                await self._follower.see_ends()
+                    return  # else a claim has brought some while the store was read, or has left some
 
     async def _all_ended(self) -> None:
         await self._life.idle()
@@ -213,19 +221,20 @@ class Records:
         kept = self._writer.unsaved_ended.kept
         if any(live.goes_on for live in kept.values()):
             return True
+        freed_count = self._life.freed_count  # what is freed while the store is read is asked for again
         try:
             if await self._follower.has_unfinished(tags):
                 return True
             # In this order: what a claim leaves for want of room is noted when it is over, and what is claimed while
             # the store is read is in memory when there are no strays.
             is_there = await self._has_strays()
-            if self._life.has_freed or (tags and self._window.has_free_rows):
+            if freed_count != self._freed_and_over or (tags and self._window.has_free_rows):
                 is_there = is_there or await self._has_free_rows(tags) or await self._has_sent(tags)
             is_there = is_there or await self._has_strays()
         except StoreError:
             return True
-        if not tags and self._life.has_freed:
-            self._life.has_freed = is_there
+        if not tags and not is_there:
+            self._freed_and_over = freed_count
         return is_there
 
     async def _has_free_rows(self, tags: dict[str, str]) -> bool:
@@ -236,9 +245,9 @@ class Records:
         if not tags:
             return True
         before = None
-        while page := await store.fetch_many(TaskFilter(TaskStatus.PENDING, limit=JOIN_PAGE, before=before)):
-            mine = (row for row in page if is_free(row) and row.task_name in known and runs(row.queue_name))
-            if any(carries(row.tags, tags) for row in mine):
+        wanted = TaskFilter(TaskStatus.PENDING, limit=JOIN_PAGE, tags=tuple(tags.items()))
+        while page := await store.fetch_many(wanted._replace(before=before)):
+            if any(is_free(row) and row.task_name in known and runs(row.queue_name) for row in page):
                 return True
             before = page[-1].sent_at, page[-1].task_id
         return False

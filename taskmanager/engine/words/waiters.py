@@ -30,6 +30,8 @@ from taskmanager.model.workflows import ENDED_WORKFLOW, WorkflowRow
 from taskmanager.store.protocol import Store
 
 PAGE: Final = 500
+SEEN_PAGE: Final = 100
+"""The same of tasks that have ended: their results may be large."""
 MAX_SEEN: Final = 10_000
 """How many tasks keep their last status for handles that nobody waits for any more."""
 
@@ -300,8 +302,8 @@ class Follower:
     async def see_ends(self) -> None:
         """Read what tasks have come to that had not ended when they were seen last: their handles tell it then."""
         unknown = [task_id for task_id, status in self.last_status.items() if not status.is_terminal]
-        for start in range(0, len(unknown), PAGE):
-            for task_id, row in (await self._store.fetch_ids(unknown[start : start + PAGE])).items():
+        for start in range(0, len(unknown), SEEN_PAGE):
+            for task_id, row in (await self._store.fetch_ids(unknown[start : start + SEEN_PAGE])).items():
                 self.saw(task_id, TaskStatus(row.status))
 
     async def look_at_all(self, *, is_changed: bool = True) -> None:
