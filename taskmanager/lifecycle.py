@@ -322,8 +322,11 @@ class Lifecycle:
         await self._processes.close(max(0.0, self._commit_deadline - self._life.loop.time()))
         await self._host.close()
         # Calls that wait for a locked file may stand in the way. A row that is left tells the next start of a death.
-        async with _until(max(self._commit_deadline, self._life.loop.time() + FINAL_COMMIT_S / 2)):
-            await self._abandoned.unregister(is_unwritten=is_unwritten)
+        try:
+            async with asyncio.timeout_at(max(self._commit_deadline, self._life.loop.time() + FINAL_COMMIT_S / 2)):
+                await self._abandoned.unregister(is_unwritten=is_unwritten)
+        except TimeoutError:
+            logger.warning("the instance row could not be removed in time; the next start takes it for a death")
         self._has_closed = True
         try:
             await self._store.close()

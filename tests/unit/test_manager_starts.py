@@ -163,10 +163,8 @@ def test_waiters_hear_that_the_loop_of_the_manager_is_gone(
     thread knows what the task has come to when the heartbeat's thread has written what was left.
     """
     manager, came_to = application(tmp_path / "tasks.db"), list[BaseException]()
-    waits = threading.Event()
 
     def in_thread(handle: TaskHandle[Any]) -> None:
-        waits.set()
         try:
             wait(manager, handle)
         except BaseException as exc:  # whatever it hears
@@ -176,11 +174,10 @@ def test_waiters_hear_that_the_loop_of_the_manager_is_gone(
         handle, graph = await begin(manager), Workflow("graph")
         graph.add(manager.get_task("long"))
         await manager.start_workflow(graph, workflow_id="graph")
-        thread = threading.Thread(target=in_thread, args=[handle])
+        thread, task_count = threading.Thread(target=in_thread, args=[handle]), len(asyncio.all_tasks())
         thread.start()
-        while not waits.is_set() or len(asyncio.all_tasks()) < 2:  # noqa: ASYNC110  # of another thread
+        while len(asyncio.all_tasks()) == task_count:  # noqa: ASYNC110  # until the call of the thread has come here
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
         return thread
 
     if is_left:

@@ -71,8 +71,11 @@ async def test_caller_that_is_cancelled_gets_no_answer_and_others_do(tmp_path: P
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-async def test_close_refuses_what_has_not_begun_in_time(tmp_path: Path, is_late: bool) -> None:
+async def test_close_refuses_what_has_not_begun_in_time(
+    tmp_path: Path, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is under way comes to its end: a stop waits for one lock of somebody else, and not for those behind it."""
+    monkeypatch.setattr("taskmanager.store.sqlite.connection.CLOSE_PATIENCE_S", 0.05 if is_late else 20.0)
     connection, may_end, is_at_work = await opened(tmp_path), threading.Event(), threading.Event()
 
     def works(_raw: sqlite3.Connection) -> str:

@@ -440,7 +440,8 @@ class Listeners:
         for ear in self._ears.values():
             if ear.waiting:
                 text = "listener %s was not told of %s: the stop waits %g s for listeners"
-                logger.warning(text, ear.name, counted(len(ear.waiting), "event"), CLOSE_PATIENCE_S)
+                patience_s = CLOSE_PATIENCE_S * (1 - CLEANUP_SHARE)
+                logger.warning(text, ear.name, counted(len(ear.waiting), "event"), patience_s)
 
     def leave(self) -> None:
         """Tell nothing more."""

@@ -178,8 +178,8 @@ def with_delay(text: str) -> str:
 
 @lru_cache(1_000)  # as above
 def with_sender(text: str, instance_id: str) -> str:
-    """Return these `task_options` as those of a task that this instance has accepted, and that others may run. It is
-    still that of the instance which has accepted it first.
+    """Return these `task_options` as those of a task that this instance has given to the file, for any to run. Of
+    several that have done so, it is still that of the first: mostly the one that has accepted it.
     """
     if SENDER_KEY in text and "sent_by" in options_of(text):  # a tag in an `on_failure` may have that name, too
         return text
