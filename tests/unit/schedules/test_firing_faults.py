@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from taskmanager import QueueConfig, StoreUnavailable, TaskManager, current_task
 from taskmanager.store.memory import MemoryStore
-from taskmanager.testing import START, Fault, FaultyStore, isolated
+from taskmanager.testing import START, Fault, FaultyStore, World, isolated
 from tests.unit.schedules.fires import MINUTE, Fires
 
 pytestmark = pytest.mark.anyio
@@ -223,11 +225,9 @@ async def test_every_failing_call_of_the_store_leaves_each_fire_run_once(manager
     assert reached > 20
 
 
-@pytest.mark.parametrize("verb", ["run_schedule", "pause_schedule", "resume_schedule"])
-async def test_an_act_that_stands_in_the_store_is_not_told_as_a_failure(
-    manager: TaskManager, fires: Fires, verb: str
-) -> None:
-    """Whoever is told of one repeats it, and would get a second run. What could not be read behind it is read later."""
+@asynccontextmanager
+async def ticking(manager: TaskManager, fires: Fires) -> AsyncIterator[tuple[World, FaultyStore]]:
+    """A schedule that fires each minute, one second after the start."""
     store = FaultyStore(MemoryStore())
 
     @manager.schedule(every=60, name="tick")
@@ -236,6 +236,15 @@ async def test_an_act_that_stands_in_the_store_is_not_told_as_a_failure(
 
     async with isolated(manager, store=store.as_store()) as world:
         await world.advance(1)
+        yield world, store
+
+
+@pytest.mark.parametrize("verb", ["run_schedule", "pause_schedule", "resume_schedule"])
+async def test_an_act_that_stands_in_the_store_is_not_told_as_a_failure(
+    manager: TaskManager, fires: Fires, verb: str
+) -> None:
+    """Whoever is told of one repeats it, and would get a second run. What could not be read behind it is read later."""
+    async with ticking(manager, fires) as (world, store):
         if verb == "resume_schedule":
             await manager.pause_schedule("tick")
         read_count = store.calls.count("schedules") + (1 if verb == "run_schedule" else 0)
@@ -251,14 +260,7 @@ async def test_an_act_that_stands_in_the_store_is_not_told_as_a_failure(
 @pytest.mark.parametrize("verb", ["run_schedule", "pause_schedule"])
 async def test_an_act_that_the_store_did_not_take_is_told(manager: TaskManager, fires: Fires, verb: str) -> None:
     """Only the read behind the write is made up later, and not the write."""
-    store = FaultyStore(MemoryStore())
-
-    @manager.schedule(every=60, name="tick")
-    async def tick() -> None:
-        await fires.run()
-
-    async with isolated(manager, store=store.as_store()) as world:
-        await world.advance(1)
+    async with ticking(manager, fires) as (world, store):
         store.is_down = True
         with pytest.raises(StoreUnavailable):
             await getattr(manager, verb)("tick")
