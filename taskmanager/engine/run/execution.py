@@ -157,7 +157,7 @@ class Runner:
 
     async def _run_node(self, attempt: Attempt, way: "Callable[[Attempt], Coroutine[Any, Any, None]]") -> None:
         """Read the inputs of a node of a workflow, and run its task with them. Its time limit begins then."""
-        from taskmanager.engine.run.nodes import take_inputs
+        from taskmanager.engine.run.calls import take_inputs
 
         current.set(attempt)
         live = attempt.live
@@ -256,7 +256,7 @@ class Runner:
         return True
 
     async def _run_process(self, attempt: Attempt) -> None:
-        from taskmanager.engine.run.child_call import child_call, hear, outcome_of_crash, outcome_of_reply
+        from taskmanager.engine.run.calls import child_call, hear, outcome_of_crash, outcome_of_reply
 
         current.set(attempt)
         try:
@@ -282,7 +282,7 @@ class Runner:
 
     async def _run_surrounded(self, attempt: Attempt) -> None:
         """Run an attempt of any lane with the middleware around its function."""
-        from taskmanager.engine.run.middleware import Surrounded
+        from taskmanager.engine.run.calls import Surrounded
 
         current.set(attempt)
         surrounded, attempt.is_surrounded = None, True

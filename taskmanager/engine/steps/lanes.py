@@ -106,7 +106,7 @@ class StepLanes:
             del ended, future  # the exception refers to this frame, which must not hold it
 
     async def _in_child(self, call: Call) -> Any:
-        from taskmanager.engine.run.child_call import child_call, hear, outcome_of_crash, outcome_of_reply
+        from taskmanager.engine.run.calls import child_call, hear, outcome_of_crash, outcome_of_reply
 
         sent = child_call(self._attempt, call.args, call.kwargs, call.definition)
         try:

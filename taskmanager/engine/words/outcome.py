@@ -32,7 +32,7 @@ from taskmanager.model.wording import counted, why
 
 MAX_REASON_CHARS: Final = 20_000
 """A traceback longer than this is cut in the middle, so that one failing recursion does not fill the file."""
-_BETWEEN: Final = ("taskmanager.engine.run.middleware", "taskmanager.engine.run.lanes")
+_BETWEEN: Final = ("taskmanager.engine.run.calls", "taskmanager.engine.run.lanes")
 """The modules through which a middleware comes to its function."""
 
 _OF_STOP: Final = frozenset({BuiltInTaskCode.MANAGER_STOPPED, BuiltInTaskCode.TASK_INTERRUPTED})
