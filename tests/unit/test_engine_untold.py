@@ -1,4 +1,4 @@
-"""`taskmanager.engine.tell.untold`: rows that go on before the answer to the write that made them is here."""
+"""`taskmanager.engine.tell.events`: rows that go on before the answer to the write that made them is here."""
 
 import asyncio
 from collections import defaultdict
@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from taskmanager import QueueConfig, StoreUnavailable, TaskEvent, TaskManager, current_task
-from taskmanager.engine.tell.untold import MOST_UNTOLD, Untold
+from taskmanager.engine.tell.events import MOST_UNTOLD, Untold
 from taskmanager.model.record import Expected
 from tests.unit.engine_worlds import engine_of, manager_of, turns_until, world_of
 

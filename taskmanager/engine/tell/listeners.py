@@ -19,8 +19,7 @@ from contextvars import Context
 from typing import Final
 
 from taskmanager.codec.annotations import is_async, named_function
-from taskmanager.engine.tell.events import EventReader, Noted, has_snoozed
-from taskmanager.engine.tell.untold import Untold
+from taskmanager.engine.tell.events import EventReader, Noted, Untold, has_snoozed
 from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.engine.words.loops import let_loop_close
 from taskmanager.engine.words.outcome import comes_from_signal, name_of
