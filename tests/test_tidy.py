@@ -88,7 +88,7 @@ NOT_STARTED: Final = (
     "taskmanager.duties.schedule_book", "taskmanager.duties.schedule_firing", "taskmanager.duties.schedules",
     "taskmanager.engine.run.calls", "taskmanager.engine.run.child_link", "taskmanager.engine.tell.events",
     "taskmanager.engine.tell.listeners", "taskmanager.engine.people.records",
-    "taskmanager.engine.words.views", "taskmanager.hosting", "taskmanager.rules.events",
+    "taskmanager.codec.views", "taskmanager.hosting", "taskmanager.rules.events",
     "taskmanager.model.report", "taskmanager.rules.cron", "taskmanager.store.memory",
     "taskmanager.store.statistics",
 )  # fmt: skip

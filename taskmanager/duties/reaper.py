@@ -219,7 +219,7 @@ class Reaper:
 
     async def stale_tasks(self, threshold_minutes: float) -> tuple[TaskInfo, ...]:
         """Return the stale tasks, as users see them."""
-        from taskmanager.engine.words.views import summary_info  # seldom asked for
+        from taskmanager.codec.views import summary_info  # seldom asked for
 
         check_threshold(threshold_minutes, "stale_threshold_minutes")
         rows = await self._recovery.stale(threshold_minutes * MINUTE_US)

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from taskmanager.codec.views import attempt_info, step_info, summary_info, task_info
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.words.definition import carries
 from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.engine.words.phases import DONE, ENDED
-from taskmanager.engine.words.views import attempt_info, step_info, summary_info, task_info
 from taskmanager.engine.words.waiters import ended
 from taskmanager.model.checks import (
     check_limit,

@@ -13,9 +13,9 @@ so that a listener hears everything in order.
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
+from taskmanager.codec.views import task_info
 from taskmanager.engine.words.definition import RowCodec
 from taskmanager.engine.words.live_task import LiveTask, columns_of
-from taskmanager.engine.words.views import task_info
 from taskmanager.engine.write.outbox import Sent
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.hooks import EventKind, Facts
