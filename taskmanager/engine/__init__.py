@@ -2,9 +2,9 @@
 
 The rooms, and the modules in each. A module knows only modules that stand before it.
 
-    words/:     loops definition phases live_task instance settings timers outcome attempt waiters
+    words/:     loops definition phases live_task instance settings outcome attempt timers waiters
     choose/:    queue_state dispatch memory_window
-    run/:       child child_program child_link time_limits lanes calls settle execution
+    run/:       child child_program child_link lanes calls settle execution
     write/:     writes history outbox answers late_ends writer
     tell/:      events listeners
     steps/:     lanes records waits calls

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from taskmanager import TaskManager, TaskStatus
-from taskmanager.engine.run.time_limits import TimeLimits
 from taskmanager.engine.words.attempt import Attempt
+from taskmanager.engine.words.timers import TimeLimits
 from taskmanager.testing import World, isolated
 from tests.unit.engine_lives import new_live, running
 

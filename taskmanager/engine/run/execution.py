@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from taskmanager.engine.run.lanes import BrokenProcess, CannotStart, Ended, ProcessLane, ThreadLane
-from taskmanager.engine.run.time_limits import TimeLimits
 from taskmanager.engine.words.attempt import Attempt, StopReason, drive
 from taskmanager.engine.words.loops import Host, let_loop_close
 from taskmanager.engine.words.outcome import (
@@ -25,6 +24,7 @@ from taskmanager.engine.words.outcome import (
     outcome_of,
     timed_out,
 )
+from taskmanager.engine.words.timers import TimeLimits
 from taskmanager.model.context import current
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.hooks import Middleware
