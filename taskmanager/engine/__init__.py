@@ -11,7 +11,7 @@ The rooms, and the modules in each. A module knows only modules that stand befor
     intake/:    keys inbox intake
     engine/:    life free_rows engine after_write
     people/:    records queues actions workflows
-    look/:      sharing claiming write_watch database_watch polling
+    look/:      sharing claiming database_watch polling
 
 The first line of each room says what it is for. The four modules of `engine/` itself make one engine of the parts that
 stand before them: `life` leads a task from part to part, `free_rows` sees to rows that any instance may claim, `engine`

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
-from taskmanager.engine.look.write_watch import WriteWatch
+from taskmanager.engine.look.polling import WriteWatch
 from taskmanager.engine.words.timers import Alarm, Recheck, StallWatch
 from taskmanager.engine.write.late_ends import DueTime
 from taskmanager.model.clock import SECOND_US
