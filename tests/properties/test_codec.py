@@ -1,5 +1,6 @@
 """Whatever JSON-like value is enqueued: it is refused, or it comes back equal in value and type."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from taskmanager.codec.equality import difference
 from taskmanager.codec.results import ResultCodec
 from taskmanager.codec.safe import dumps_safe
 from taskmanager.codec.values import loads
+from taskmanager.engine.words.definition import carries
 from taskmanager.model.errors import ArgumentError
 
 
@@ -106,3 +108,16 @@ def test_dumps_safe_always_writes(value: Any) -> None:
 def test_difference_is_symmetrical(one: Any, other: Any) -> None:
     compare: Callable[[Any, Any], str | None] = difference
     assert (compare(one, other) is None) == (compare(other, one) is None)
+
+
+tags = st.dictionaries(st.text('ab"\\é\n ', max_size=3), st.text('ab"\\é\n ', max_size=3), max_size=3)
+
+
+@given(tags, tags, st.booleans())
+def test_tags_are_found_in_each_spelling_of_their_json(
+    has: dict[str, str], wanted: dict[str, str], plain: bool
+) -> None:
+    """A row that another program has inserted spells it as it likes: with spaces and escapes, or without."""
+    text = json.dumps(has) if plain else json.dumps(has, ensure_ascii=False, separators=(",", ":"))
+    assert carries(text, wanted) is (wanted.items() <= has.items())
+    assert carries(text, has)
