@@ -93,7 +93,7 @@ class Release:
                 self._life.publish(live)
                 self._life.drop(live)
         self._follower.end_all(GOES_ON)
-        self._dispatcher.wake_room_waiters()
+        self._dispatcher.let_all_in()
 
 
 class Abandoned:

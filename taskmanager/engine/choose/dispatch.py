@@ -35,7 +35,7 @@ from taskmanager.engine.words.phases import (
     Phase,
 )
 from taskmanager.engine.words.timers import STALE_CLEANUP_AT, Delays
-from taskmanager.engine.words.waiters import Waiters, resolve, wait_in
+from taskmanager.engine.words.waiters import RoomWaiters
 from taskmanager.model.config import QueueConfig, queue_of_a_row
 from taskmanager.model.logger import logger
 from taskmanager.model.states import PENDING, Lane
@@ -83,7 +83,7 @@ class Dispatcher:
         """Ends of persisted tasks that are on their way to the store."""
         self.delays = Delays()
         self._resuming: dict[Lane, deque[tuple[Attempt, asyncio.Future[None]]]] = {lane: deque() for lane in lanes}
-        self._room_waiters: Waiters = []
+        self._room_waiters = RoomWaiters()
         self._stale_count, self._clean_up_at = 0, STALE_CLEANUP_AT
         self.is_store_degraded = False
         self.is_detached: Callable[[], bool] = bool  # until it is told how to find out: False
@@ -384,16 +384,19 @@ class Dispatcher:
     def wake_room_waiters(self) -> None:
         """There may be room: a task has left the waiting, or records were saved."""
         if self._room_waiters:
-            waiters, self._room_waiters = self._room_waiters, []
-            resolve(waiters, None)
+            self._room_waiters.look()
+
+    def let_all_in(self) -> None:
+        """Wake all who wait for room: this start takes nothing in any more."""
+        self._room_waiters.let_all_in()
 
     def leave_loop(self) -> None:
         """Forget who waits for room, because the loop will not run again."""
-        self._room_waiters = []
+        self._room_waiters = RoomWaiters()
 
-    async def room_changed(self) -> None:
-        """Return when some task has left the waiting."""
-        await wait_in(self._room_waiters)
+    async def room(self, queue_name: str, is_full: Callable[[str], bool]) -> None:
+        """Return when that queue is not full."""
+        await self._room_waiters.wait(queue_name, is_full)
 
     # Attempts that wait for other tasks lend their slot (see engine/words/attempt.py).
 

@@ -63,7 +63,7 @@ class Queues:
         with self._patience.rushed(), of_others:
             while self._intake.is_full(name):
                 async with lent_slot(None, {}, is_bounded=False):  # what waits may need this very slot
-                    await self._dispatcher.room_changed()
+                    await self._dispatcher.room(name, self._intake.is_full)
 
     def _named_here(self) -> set[str]:
         """By functions, by the configuration, and by whatever came in since the start."""

@@ -11,6 +11,7 @@ of a workflow.
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
@@ -79,6 +80,41 @@ def _set(waiter: "asyncio.Future[Any]", outcome: Any) -> None:
         waiter.set_exception(outcome)
     else:
         waiter.set_result(outcome)
+
+
+class RoomWaiters(dict[str, "deque[asyncio.Event]"]):
+    """Who waits for room in each queue, in the order in which they came.
+
+    Only the first of a queue looks whether there is room, and lets the next one look when it goes. If thousands wait,
+    and all of them looked at each place that comes free, the loop would do nothing else.
+    """
+
+    async def wait(self, queue_name: str, is_full: Callable[[str], bool]) -> None:
+        """Return when that queue is not full."""
+        line, turn = self.setdefault(queue_name, deque()), asyncio.Event()
+        line.append(turn)
+        try:
+            while line[0] is not turn or is_full(queue_name):
+                turn.clear()
+                await turn.wait()
+        finally:
+            line.remove(turn)
+            if not line:
+                self.pop(queue_name, None)
+            else:
+                with contextlib.suppress(RuntimeError):  # the loop is closed, and what waited in it is collected
+                    line[0].set()
+
+    def look(self) -> None:
+        """There may be room."""
+        for line in self.values():
+            line[0].set()
+
+    def let_all_in(self) -> None:
+        """There is room for everybody."""
+        for line in self.values():
+            for turn in line:
+                turn.set()
 
 
 async def ended(live: LiveTask) -> Ending:
