@@ -186,12 +186,12 @@ class CurrentInstance:
         """Insert a task through the connection, and return its id. Await the id if the connection is asynchronous."""
         live, place = self._submitted(call, args, kwargs)
         inserted = place.insert_through(connection, live.row())
-        return live.task_id if inserted is None else self._when_inserted(inserted, live.task_id)
+        return live.task_id if inserted is None else self._when_inserted(inserted, live)
 
-    async def _when_inserted(self, inserted: Coroutine[Any, Any, None], task_id: str) -> str:
+    async def _when_inserted(self, inserted: Coroutine[Any, Any, None], live: LiveTask) -> str:
         await inserted
-        self._expect(task_id)
-        return task_id
+        self._expect(live)
+        return live.task_id
 
     def insert_statement(
         self, call: "tuple[Definition, CallOptions]", args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -210,13 +210,13 @@ class CurrentInstance:
             )
         place.check_process()
         live = self._intake().make(definition, options, args, kwargs)
-        self._expect(live.task_id)
+        self._expect(live)
         return live, place
 
-    def _expect(self, task_id: str) -> None:
+    def _expect(self, live: LiveTask) -> None:
         """Look often for a task that a transaction of the application is writing."""
         if (lifecycle := self.lifecycle) is not None:
-            lifecycle.expect_submission(task_id)
+            lifecycle.expect_submission(live.task_id, live.tags_text)
 
     def cut_short(self) -> None:
         """End the wait of a stop, or of a start for its file, because a second signal came."""

@@ -8,6 +8,7 @@ final batch → commit → every open handle is told → close. What still execu
 
 import asyncio
 import contextlib
+from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
@@ -339,9 +340,12 @@ class Lifecycle:
         """Claim soon, because a new function is known and rows may wait for it. From any thread."""
         self._inbox.tell(self._life.wants_claim.set)
 
-    def expect_submission(self, task_id: str) -> None:
+    def expect_submission(self, task_id: str, tags_text: str | None) -> None:
         """Look often, until a task has come that the application writes in its own transaction. From any thread."""
-        self._inbox.tell(self._poller.watch_closely, task_id)
+        if _running_loop() is self._life.loop:
+            self._poller.watch_closely(task_id, tags_text)
+        else:
+            self._inbox.tell(self._poller.watch_closely, task_id, tags_text)
 
     async def _made_anew(self) -> None:
         """Read everything again, because the file is another one now."""

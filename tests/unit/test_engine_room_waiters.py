@@ -73,7 +73,7 @@ async def test_a_queue_that_is_full_keeps_nobody_from_another_one() -> None:
     assert scene.let_in == [2, 3]
 
 
-async def test_who_goes_lets_the_next_one_look() -> None:
+async def test_the_next_one_looks_when_the_first_one_goes() -> None:
     """Cancelled while it waits, and cancelled in the moment in which it was to look."""
     scene = Scene()
     await scene.begin(*["mail"] * 4)
@@ -88,7 +88,7 @@ async def test_who_goes_lets_the_next_one_look() -> None:
     assert not scene.waiters, "nothing is kept of those who have gone"
 
 
-async def test_whoever_comes_later_does_not_overtake() -> None:
+async def test_nobody_who_comes_later_overtakes() -> None:
     """There is a place, and the one for whom it came free has not looked yet."""
     scene = Scene()
     await scene.begin("mail", "mail")

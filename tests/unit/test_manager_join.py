@@ -1,7 +1,9 @@
 """`join`: rows that a call of this instance has put into the store, free, are waited for, and not a moment longer."""
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -221,3 +223,34 @@ async def test_join_forgets_what_was_cancelled_in_the_store(tmp_path: Path) -> N
         assert await manager.cancel_all(task_name="node") == 1
         assert engine_of(manager).follower._taken == {}
         await manager.join()
+
+
+@pytest.mark.parametrize("tags", [{}, TAGGED])
+async def test_join_waits_for_what_a_transaction_of_the_application_wrote(tmp_path: Path, tags: dict[str, str]) -> None:
+    """The row is free, and nobody may have looked since the commit. What was rolled back is not waited for."""
+    manager = application(tmp_path / "tasks.db", store_poll=POLL_S)
+    node = manager.get_task("node").with_options(tags=TAGGED)
+    async with manager:
+        with closing(sqlite3.connect(tmp_path / "tasks.db")) as connection:
+            with connection:
+                task_id = manager.submit_in(connection, node, "kept")
+                await asyncio.wait_for(manager.join(tags=tags), 10)  # of what is not committed yet it knows nothing
+            await manager.join(tags=tags)
+            assert (await manager.handle(task_id).info()).status is TaskStatus.COMPLETED
+            manager.submit_in(connection, node, "rolled back")
+            connection.rollback()
+            await asyncio.wait_for(manager.join(tags=tags), 10)
+
+
+async def test_join_waits_for_a_transaction_of_another_thread(tmp_path: Path) -> None:
+    """Its commit comes before the join, and the loop has heard of the task by then."""
+    manager = application(tmp_path / "tasks.db", store_poll=POLL_S)
+
+    def submit() -> str:
+        with closing(sqlite3.connect(tmp_path / "tasks.db")) as connection, connection:
+            return manager.submit_in(connection, manager.get_task("node"), "kept")
+
+    async with manager:
+        task_id = await asyncio.to_thread(submit)
+        await manager.join()
+        assert (await manager.handle(task_id).info()).status is TaskStatus.COMPLETED

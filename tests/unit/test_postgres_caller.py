@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from taskmanager import ConfigurationError, StoreError, StoreUnavailable, TaskManager
+from taskmanager import ConfigurationError, StoreError, StoreUnavailable, TaskManager, TaskStatus
 from tests.servers import Cluster
 
 psycopg = pytest.importorskip("psycopg")
@@ -233,8 +233,10 @@ async def test_submit_in_on_a_server_is_part_of_the_transaction(schema_url: str,
         assert await world.manager.get(dropped) is None
         assert await world.manager.get(gone) is None
         for number in range(10, 20):  # each in a transaction of its own; drivers prepare what comes often
-            await driver.submit(number)
+            task_id = await driver.submit(number)
+            await world.manager.join()
             assert await world.next_start() == number
+            assert (await world.manager.handle(task_id).info()).status is TaskStatus.COMPLETED
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])

@@ -223,6 +223,7 @@ class Poller:
         while True:
             now_s = self._life.loop.time()
             if now_s >= self._close_until_s:
+                self._follower.comes_not(self._submitted)
                 self._submitted.clear()
             is_close = bool(self._submitted)
             # The database itself is looked at every `LOOK_AFTER_S`, also where `store_poll` is longer.
@@ -294,10 +295,11 @@ class Poller:
 
     # A transaction of the application itself.
 
-    def watch_closely(self, task_id: str) -> None:
+    def watch_closely(self, task_id: str, tags_text: str | None) -> None:
         """A transaction of the application itself will bring this task: look every few milliseconds, until it has
-        come, or has not for a while.
+        come, or has not for a while. From its commit on `join` waits for it.
         """
+        self._follower.taken_away(task_id, tags_text)
         if self._settings.only_enqueues:
             return
         self._submitted.add(task_id)

@@ -318,20 +318,27 @@ class Follower:
         """Return whether a task (with these tags) that another instance has taken from here has not ended."""
         unknown = [task_id for task_id, text in self._taken.items() if carries(text, tags)]
         for start in range(0, len(unknown), PAGE):
-            if not await self._have_ended(unknown[start : start + PAGE]):
+            if not await self._have_ended(unknown[start : start + PAGE], may_come=True):
                 return True
         return False
+
+    def comes_not(self, task_ids: Iterable[str]) -> None:
+        """Forget tasks that a transaction of the application was to bring."""
+        for task_id in task_ids:
+            self._taken.pop(task_id, None)
 
     async def forget_ended(self) -> None:
         """Forget the oldest taken tasks that have ended, so that the list does not grow where nobody calls `join`."""
         while (oldest := list(islice(self._taken, PAGE))) and await self._have_ended(oldest):
             pass
 
-    async def _have_ended(self, task_ids: list[str]) -> bool:
-        """Return whether all of these have ended. Forget those that have."""
+    async def _have_ended(self, task_ids: list[str], *, may_come: bool = False) -> bool:
+        """Return whether all of these that are in the store have ended. Forget those that have, and those that are not
+        there, unless the transaction that brings them may still be open.
+        """
         rows = await self._store.fetch_ids(task_ids)
         live = [each for each in task_ids if (row := rows.get(each)) and not TaskStatus(row.status).is_terminal]
-        for task_id in set(task_ids).difference(live):
+        for task_id in set(task_ids if not may_come else rows).difference(live):
             self._taken.pop(task_id, None)
         return not live
 
