@@ -24,7 +24,7 @@ from taskmanager.engine.words.live_task import GOES_ON, Ending, LiveTask
 from taskmanager.engine.words.loops import let_loop_close
 from taskmanager.engine.words.outcome import Outcome, extra_of
 from taskmanager.engine.words.phases import ENDED, STARTING
-from taskmanager.engine.write.answers import WriterListener
+from taskmanager.engine.write.commits import WriterListener
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, TaskResult

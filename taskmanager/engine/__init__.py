@@ -5,7 +5,7 @@ The rooms, and the modules in each. A module knows only modules that stand befor
     words/:     loops definition phases live_task instance settings outcome attempt timers waiters
     choose/:    queue_state dispatch memory_window
     run/:       child child_program child_link lanes calls settle execution
-    write/:     writes history outbox answers late_ends writer
+    write/:     writes history outbox commits writer
     tell/:      events listeners
     steps/:     lanes records waits calls
     intake/:    keys inbox intake

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from taskmanager.engine.look.polling import WriteWatch
 from taskmanager.engine.words.timers import Alarm, Recheck, StallWatch
-from taskmanager.engine.write.late_ends import DueTime
+from taskmanager.engine.write.commits import DueTime
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.gil import Lending

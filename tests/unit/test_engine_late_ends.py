@@ -11,7 +11,7 @@ import pytest
 
 from taskmanager import TaskManager, TaskStatus
 from taskmanager.engine.words.live_task import LiveTask
-from taskmanager.engine.write import late_ends
+from taskmanager.engine.write import commits
 from taskmanager.engine.write.writer import Writer
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.record import Write
@@ -112,7 +112,7 @@ async def test_late_end_is_written_once_whatever_becomes_of_its_commit(
     script: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that cannot be begun is tried again; one that fails is put back and written by the loop."""
-    monkeypatch.setattr(late_ends, "AGAIN_S", 0.001)
+    monkeypatch.setattr(commits, "AGAIN_S", 0.001)
     store = ThreadedStore(*script)
     writer, listener = watched(store, Ticks())
     live = await ended(writer, "a")

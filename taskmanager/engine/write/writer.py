@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from taskmanager.engine.words.live_task import LiveTask
-from taskmanager.engine.write.answers import Answers, Flushes, WriterListener
+from taskmanager.engine.write.commits import Answers, DueTime, Flushes, LateEnds, Patience, WriterListener
 from taskmanager.engine.write.history import UnsavedEnded
-from taskmanager.engine.write.late_ends import DueTime, LateEnds, Patience
 from taskmanager.engine.write.outbox import HISTORY_BATCH, HISTORY_SLICE, Outbox, Places, Sent
 from taskmanager.engine.write.writes import write_of
 from taskmanager.model.clock import Clock
