@@ -167,7 +167,7 @@ class StoredType:
             decode = self._decode or self.prepare()
         except Exception as error:  # msgspec gives TypeError, evaluating the annotations of fields anything
             return Refusal(f"its annotation {self.annotation} cannot be stored: {error}{_way_out(error)}")
-        return _proven(value, decode) if self._parts is None else self._parts.encode(value)
+        return _proven(value, decode, self.annotation) if self._parts is None else self._parts.encode(value)
 
     def decode(self, data: Any) -> Any:
         """The value of JSON text or bytes. Raises whatever the types involved raise; the caller names the parameter."""
@@ -263,7 +263,7 @@ class _Many:
     """A list, a set, a tuple or a mapping of what msgspec does not take as a whole: item by item."""
 
     def __init__(self, maker: type[Any], arguments: tuple[Any, ...]) -> None:
-        self._maker = maker
+        self._annotation, self._maker = GenericAlias(maker, arguments), maker
         is_fixed = maker is tuple and arguments[-1] is not Ellipsis
         self._fixed = [StoredType(each) for each in arguments] if is_fixed else None
         self._items = StoredType(arguments[1] if maker is dict else arguments[0])
@@ -290,7 +290,8 @@ class _Many:
             if isinstance(data, Refusal):
                 return data._replace(reason=f"of item {number}: {data.reason}")
             raws.append(msgspec.Raw(data))
-        return _proven(value, self.decode, dict(zip(value, raws, strict=True)) if self._keys else raws)
+        form = dict(zip(value, raws, strict=True)) if self._keys else raws
+        return _proven(value, self.decode, self._annotation, form)
 
     def decode(self, data: Any) -> Any:
         """The items in what held them. Raises what the types of the items raise, and `ValueError` for wrong counts."""
@@ -327,6 +328,12 @@ def _label(member: Any) -> str:
     return f"{name}[{', '.join(_label(each) for each in arguments)}]"
 
 
+def _shown(annotation: Any) -> str:
+    """The annotation as people write it: `User`, `list[User]`, `User | None`."""
+    members = get_args(annotation) if is_union(annotation) else (annotation,)
+    return " | ".join("None" if each is NoneType else _label(each) for each in members)
+
+
 def _way_out(error: Exception) -> str:
     """What to write instead of an annotation that msgspec refuses."""
     text = str(error)
@@ -356,7 +363,7 @@ def _encode_fault(value: Any, error: Exception) -> str:
     return f"{error}" if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
 
 
-def _proven(value: Any, decode: Callable[[Any], Any], form: Any = _SAME) -> bytes | Refusal:
+def _proven(value: Any, decode: Callable[[Any], Any], annotation: Any, form: Any = _SAME) -> bytes | Refusal:
     """The JSON of `value`, or of its `form` for msgspec, if it comes back as `value`."""
     data = encoded(value if form is _SAME else form)
     if isinstance(data, Refusal):
@@ -366,9 +373,10 @@ def _proven(value: Any, decode: Callable[[Any], Any], form: Any = _SAME) -> byte
     except RecursionError:
         return Refusal("it is nested too deeply, or contains itself")
     except Exception as error:  # validators of foreign types may raise anything
-        if isinstance(error, msgspec.ValidationError) and isinstance(value, Enum):
-            return Refusal(f"it does not fit its annotation: {error}; annotate the enum itself")
-        return Refusal(not_in_json(value) or f"it does not fit its annotation: {error}")
+        why = f"{error}"
+        if isinstance(error, msgspec.ValidationError):  # it speaks of JSON: of an `object` for any class
+            why = f"as JSON: {error}{'; annotate the enum itself' if isinstance(value, Enum) else ''}"
+        return Refusal(not_in_json(value) or f"it does not fit its annotation {_shown(annotation)}; {why}")
     if found is None:
         return data
     return Refusal(lacking) if (lacking := not_in_json(value)) else Refusal(found, wants_annotation=True)

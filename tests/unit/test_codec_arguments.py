@@ -154,6 +154,8 @@ REFUSED: list[tuple[str, Any, Any, str]] = [
     ("subclass", Point, SubPoint(1, 2.0), "Point, not SubPoint; convert it first, or annotate the parameter with SubP"),
     ("tuple as sequence", Sequence[int], (1, 2), "list, not tuple; convert it first, or annotate"),
     ("int in float field", Point, Point(1, 2), "y would come back as float, not int"),
+    ("text for a class", Point, "a", "its annotation Point; as JSON: Expected `object`"),
+    ("text for an optional class", list[Point] | None, "a", r"its annotation list\[Point\] \| None; as JSON"),
     ("bad field", Point, Point("a", 2.0), ""),  # type: ignore[arg-type]
     ("list in tuple field", Point, Point(1, 2.0, ["a"]), "tags"),  # type: ignore[arg-type]
     ("private attribute", Crate, Crate(1, "x"), "_secret"),
