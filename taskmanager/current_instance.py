@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from taskmanager.engine.intake.intake import HOW_TO_START as HOW
 from taskmanager.engine.intake.intake import Intake
 from taskmanager.engine.words.live_task import GOES_ON, Ending, LiveTask
-from taskmanager.engine.words.loops import has_real_time, result_from, result_here
+from taskmanager.engine.words.loops import has_real_time, result_from, result_here, say_no_loop
 from taskmanager.engine.words.outcome import extra_of
 from taskmanager.engine.words.waiters import Waiters, refuse_inside, wait_in
 from taskmanager.model.checks import check_tags, check_timeout
@@ -100,12 +100,6 @@ class Hint:
         """End the timer, because the wait has ended."""
         if self._timer is not None:
             self._timer.cancel()
-
-
-def _say_no_loop(loop: asyncio.AbstractEventLoop) -> bool:
-    if not loop.is_running():
-        logger.warning("a task is waited for, and the event loop that its manager was started in does not run")
-    return True
 
 
 _instances: "weakref.WeakSet[CurrentInstance]" = weakref.WeakSet()
@@ -330,7 +324,7 @@ class CurrentInstance:
         running = self.running()
         assert running is not None, "asked without a look at is_of_another_loop()"
         loop = running.engine.life.loop
-        hint = None if loop.is_running() else Hint(partial(_say_no_loop, loop))
+        hint = None if loop.is_running() else Hint(partial(say_no_loop, loop))
         try:
             return await result_from(loop, work)
         except CancelledError:

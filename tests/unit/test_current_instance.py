@@ -12,6 +12,7 @@ import pytest
 
 from taskmanager import ManagerStopped, StoreError, TaskHandle, TaskManager, WrongProcess, current_instance
 from taskmanager.current_instance import CurrentInstance, Hint
+from taskmanager.engine.words import loops
 from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import FaultyStore, isolated
@@ -197,6 +198,28 @@ async def test_a_loop_that_does_not_run_is_said(caplog: pytest.LogCaptureFixture
         lambda _: loop.call_soon_threadsafe(loop.stop)
     )
     await asyncio.to_thread(runs.join)
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    "wait", [lambda _, handle: handle.wait(timeout=0.1), lambda m, _: m.call(m.counts(), timeout=0.1)]
+)
+def test_a_call_in_the_thread_of_a_loop_that_does_not_run_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, wait: Callable[[TaskManager, Any], object]
+) -> None:
+    """As between the cells of a notebook: the thread that waits is the one that would have to run the loop."""
+    monkeypatch.setattr(loops, "LOOK_AROUND_S", 0.001)
+    manager = TaskManager(None)
+    job = manager.task(name="work")(work)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(manager.start())
+    handle = job.enqueue(1)
+    with pytest.raises(TimeoutError):
+        wait(manager, handle)
+    (line,) = said(caplog)
+    assert "does not run; await it in that loop" in line
+    assert loop.run_until_complete(handle.result()).unwrap() == 1
+    loop.run_until_complete(manager.stop())
     loop.close()
 
 

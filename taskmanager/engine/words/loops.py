@@ -28,6 +28,8 @@ CLOSE_PATIENCE_S: Final = 1.0
 
 LOOK_AROUND_S: Final = 0.5
 """How long a thread waits for a future before it looks whether a signal has come."""
+LOOKS_AT_IDLE_LOOP: Final = 6
+"""After so many of these, three seconds, a message says that the loop does not run."""
 
 Run = Callable[[], Coroutine[Any, Any, None]]
 R = TypeVar("R")
@@ -158,9 +160,9 @@ def result_here(
     `concurrent.futures` when `loop`, which is to set it, is closed.
 
     A signal that comes just before a thread begins to wait for a lock does not wake it: Ctrl-C would be lost. So it
-    looks around now and then.
+    looks around now and then. It logs once that `loop` does not run: the thread may be the one that should run it.
     """
-    left_s = timeout_s
+    left_s, idle_looks = timeout_s, 0
     while True:
         wait_s = LOOK_AROUND_S if left_s is None else min(LOOK_AROUND_S, left_s)
         try:
@@ -171,8 +173,21 @@ def result_here(
                 return future.result()
             if is_closed:
                 raise CancelledError from None
+            idle_looks = 0 if loop is None or loop.is_running() else idle_looks + 1
+            if loop is not None and idle_looks == LOOKS_AT_IDLE_LOOP:
+                say_no_loop(loop)
             if left_s is not None and (left_s := left_s - wait_s) <= 0:
                 raise
+
+
+def say_no_loop(loop: asyncio.AbstractEventLoop) -> bool:
+    """Log that a call waits for a loop that does not run. Return True: it is said once."""
+    if not loop.is_running():
+        logger.warning(
+            "a call waits, and the event loop that its manager was started in does not run; await it in that loop, or "
+            "let that loop run in a thread"
+        )
+    return True
 
 
 async def result_from(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, R]) -> R:
