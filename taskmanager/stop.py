@@ -152,10 +152,12 @@ class Abandoned:
             self._writer.mark(live)
         else:
             self._life.settle(attempt, Outcome("stopped"))
+        runs_again = live.is_persisted and live.definition.requeue_on_interrupt
         logger.warning(
-            "task %s (%s) still executes after the stop; it is recorded as interrupted",
+            "task %s (%s) still executes after the stop; %s",
             live.definition.name,
             live.task_id,
+            "once that has ended, it runs again" if runs_again else "it is recorded as interrupted",
             extra=extra_of(live),
         )
 

@@ -147,6 +147,9 @@ def test_a_grace_that_is_too_short_ends_in_bounded_time_whatever_runs(tmp_path: 
         took_s = first.stop()
     assert took_s < 0.5 + 2 + SLACK_S
     assert first.code == -signal.SIGTERM, first.errors()
+    said = [line for line in first.errors().splitlines() if "still executes" in line]
+    assert {"runs again" in line for line in said if "_safe" in line} == {True}, said
+    assert {"is recorded as interrupted" in line for line in said if "_once" in line} == {True}, said
     assert site.query("SELECT count(*) FROM taskmanager_tasks WHERE status IN ('FAILED', 'COMPLETED')") == [(0,)]
     site.finish()
     assert site.statuses() == dict.fromkeys(safe, "COMPLETED") | dict.fromkeys(once, "INTERRUPTED")
