@@ -106,14 +106,15 @@ async def host(
     After a cancellation `main` may take `patience_s` seconds, or until a second signal. Then it is left behind. Raises
     what `main` raises, whatever the stop has met. Without a `main`, raises the `StoreUnavailable` of the stop.
     """
-    loop = asyncio.get_running_loop()
-    signalled, hurried = asyncio.Event(), asyncio.Event()
+    loop, signalled, hurried = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
     def on_signal(number: signal.Signals) -> None:
         asked.append(number)
         if signalled.is_set():
             hurried.set()
             cut_short()
+        else:
+            logger.info("stopping after %s: %g s for what runs; a second signal cuts it short", number.name, patience_s)
         signalled.set()
 
     has_started, ended, unwritten = False, None, None

@@ -172,6 +172,12 @@ async def locked():
 """
 
 
+def test_the_first_signal_says_what_a_second_one_does(tmp_path: Path) -> None:
+    """The drain may take seconds, and whoever sees nothing presses Ctrl-C again, which interrupts what runs."""
+    _, errors = _ends(tmp_path, "SIGINT", "import logging; logging.basicConfig(level='INFO'); manager.run(asked)")
+    assert "stopping after SIGINT: 0 s for what runs; a second signal cuts it short" in errors
+
+
 def _ends(folder: Path, number: str, way: str) -> tuple[str, str]:
     """What the shell says of `python crawl.py && echo published`, and what the program wrote to stderr."""
     (folder / "crawl.py").write_text(f"{_PROGRAM}\n{way}\n")
