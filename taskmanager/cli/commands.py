@@ -22,7 +22,7 @@ CTRL_C_EXIT: Final = 130
 
 EPILOG: Final = """\b
 Examples:
-  taskmanager demo                     five minutes with this Python's files
+  taskmanager demo                     half a minute with this Python's files
   taskmanager run app.jobs:manager     run a manager with no application
   taskmanager list --status FAILED     what went wrong lately
   taskmanager show 4c1f3a              one task, by the end of its id
@@ -162,7 +162,11 @@ def main() -> None:
 
 def _what_is_wrong(exc: click.UsageError) -> str:
     where = "taskmanager" if exc.ctx is None else exc.ctx.command_path
-    message = exc.format_message()
+    message = (
+        exc.format_message()
+        .replace("a valid integer range", "a whole number")
+        .replace("a valid float range", "a number")
+    )
     if isinstance(exc, click.NoSuchOption) and exc.ctx is not None and exc.ctx.parent is None:
         message += " Options stand behind the command, as in `taskmanager list --db PATH`."
     return f"{message}  ({where} --help says more)"

@@ -79,7 +79,10 @@ def demo(directory: str | None, db: str, resume: bool, limit: int, as_json: bool
         for end in ("", "-wal", "-shm", ".log"):
             database.with_name(database.name + end).unlink(missing_ok=True)
     try:
-        return story.tell(resume)
+        code = story.tell(resume)
+        if database.exists():
+            story.say(f"To look at them: taskmanager status --db {escaped(db)}")
+        return code
     except KeyboardInterrupt:
         story.stop()
         story.say(f"Stopped: {story.done():,} files done. Go on with: taskmanager demo --resume --db {escaped(db)}")

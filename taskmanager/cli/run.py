@@ -129,6 +129,9 @@ def load(target: str, kind: str, example: str) -> object:
     module_name, colon, path = target.partition(":")
     if not (module_name and colon and path):
         raise click.UsageError(f"{target!r} names no {kind}; write {example}")
+    if module_name.endswith(".py"):
+        dotted = module_name.removesuffix(".py").replace("/", ".")
+        raise click.UsageError(f"{module_name!r} is the name of a file; write that of its module, {dotted}:{path}")
     found: object = _import(module_name)
     for part in path.split("."):
         if not hasattr(found, part):

@@ -225,6 +225,7 @@ def test_ctrl_c_at_a_question_is_no_answer(tmp_path: Path) -> None:
     ("target", "code", "said"),
     [
         ("jobs", 2, "MODULE:MANAGER"),
+        ("app/jobs.py:manager", 2, "write that of its module, app.jobs:manager"),
         ("jobs:nothing", 1, "did you mean jobs:manager?"),
         ("jobs:not_one", 1, "did you mean jobs:manager?"),
         ("no_such_module:manager", 1, "no module 'no_such_module'"),

@@ -131,6 +131,7 @@ def test_every_file_has_exactly_one_task_after_a_sigterm_in_the_middle(finished:
     database, ended = finished
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout + ended.stderr
     assert "SIGTERM in the middle" in ended.stdout
+    assert ended.stdout.rstrip().endswith(f"taskmanager status --db {DB}")
     assert f"{EXPECTED_FILES} files" in ended.stdout
     assert statuses(database) == {"COMPLETED": EXPECTED_FILES - 1, "FAILED": 1}
     (keys,) = query(database, "SELECT count(DISTINCT idempotency_key) FROM taskmanager_tasks")

@@ -26,6 +26,7 @@ from tests.unit.command_line import digest, taskmanager
         (["list", "--since", "soon"], 2, "'soon' is no duration"),
         (["list", "--tag", "user"], 2, "'user' is no tag with a value; write NAME=VALUE"),
         (["list", "--limit", "0"], 2, "--limit"),
+        (["list", "--limit", "all"], 2, "'all' is not a whole number"),
         (["list", "--limit", "9" * 40], 2, "--limit"),
         (["list", "--db", "x" * 5_000], 1, "cannot be reached"),
         (["retry"], 2, "say which tasks"),
