@@ -64,7 +64,7 @@ class TaskHandle(Generic[R_co]):
             self._hold(live)
 
     def _hold(self, live: LiveTask) -> None:
-        """Register for what the task raises, or keep the handle that is registered already."""
+        """Be the handle that is given what the task raises; or remember the one that is, and ask it."""
         first = None if live.holder is None else cast("TaskHandle[R_co] | None", live.holder())
         if first is None:
             live.holder = ref(self)
@@ -94,7 +94,7 @@ class TaskHandle(Generic[R_co]):
             return self._live
         newest = self._instance.newest(self._live)
         if newest is not None and newest is not self._live:
-            self._found = bool(self.is_duplicate)  # which is said of the call that this handle is of
+            self._found = bool(self.is_duplicate)  # it is about the call that returned this handle
             self._live = newest
             self._hold(newest)
         return newest

@@ -113,11 +113,11 @@ class Lifecycle:
             has_heartbeat = True
             self._stall.start()
             self._host.start_task(WRITER, partial(self._writer.start, self._after_write, watches_loop=True))
-            with contextlib.suppress(StoreUnavailable):  # registered and recovered is up; this look is owed then
+            with contextlib.suppress(StoreUnavailable):  # it is up without this look; the poller looks again
                 await self._patiently(self._poller.look_first)
         except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
             self._has_failed = True
-            if not has_heartbeat:  # its thread sees the closed loop, and lets go of everything
+            if not has_heartbeat:  # with one, its thread sees the closed loop, and does this
                 self._store.end()
                 self._abandoned.let_go_when_over()
             raise
@@ -128,7 +128,7 @@ class Lifecycle:
         finally:
             self._starting = None
             self._came_up.set()
-        # Nothing awaits from here on: what was held for the start is either still held, or in good hands.
+        # No await from here on: a cancellation in between would lose calls that were held for the start.
         self._life.is_up = True  # before the lock is taken: see CurrentInstance.enter_before_start
         self._intake.open(self._inbox)
         self._unstopped.begin()
@@ -138,7 +138,7 @@ class Lifecycle:
         self._host.start(CLAIMER, self._poller.run)
 
     async def _patiently(self, step: Callable[[], Awaitable[object]]) -> None:
-        """A file that somebody else has locked for some seconds does not stop an application from starting."""
+        """Do a step of the start. Try it again for `START_PATIENCE_S` while somebody else keeps the file locked."""
         deadline = self._life.loop.time() + START_PATIENCE_S
         while True:
             try:
@@ -195,7 +195,7 @@ class Lifecycle:
         """
         self.is_stopping = True
         if self._intake.is_forked:
-            # All of it is the parent's, and the parent goes on. Kept, because collecting it would close and cancel.
+            # All of it belongs to the parent process. Keep it: to collect it would close files and cancel tasks.
             _left_to_parents.append(self)
             self._intake.close()
             self._unstopped.end()

@@ -1,6 +1,6 @@
 """`TaskManager`, the face of the library: it only delegates. `engine/` does the work, `store/` keeps the tasks.
 
-What does the work is imported by the methods that need it: a process that only imports this package loads a fifth.
+Methods import what does the work: a process that only imports this package loads few modules.
 """
 
 import sqlite3

@@ -34,7 +34,7 @@ from taskmanager.model.wording import counted
 WRITE_PATIENCE_S: Final = 1.5
 """How long to try a file that cannot be written. The last wait for SQLite's lock makes it two seconds."""
 AGAIN_S: Final = 0.01
-"""The pause of who waits for another one to write."""
+"""How often a thread looks whether another one, which is writing, is done."""
 STOP_PATIENCE_S: Final = 3.0
 """How long to wait for the loop of another thread to stop. The limit of that stop itself is two seconds. Whenever the
 loop has written something meanwhile, the wait begins again.

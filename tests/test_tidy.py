@@ -167,7 +167,7 @@ BANNED_WORDS: Final[Mapping[str, tuple[str, str, int]]] = {
     "put away": (r"(?i)put away", "free", 1),
     "elsewhere": (r"(?i)elsewhere", "free, or the place", 41),
     "backlog": (r"(?i)backlog", "free rows", 35),
-    "owed": (r"(?i)\bowed\b", "needs_look", 3),
+    "owed": (r"(?i)\bowed\b", "needs_look", 2),
     "Sight": (r"Sight\b", "InstanceView, QueueView", 0),
     "Word": (r"\b[A-Z]\w+Word\b", "QueueView", 0),
     "Picture": (r"Picture\b", "Overview", 0),

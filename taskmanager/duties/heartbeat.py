@@ -43,7 +43,7 @@ class Rest:
             self._pair = socket.socketpair()
 
     def wait(self, for_s: float) -> bool:
-        """Whether it is over."""
+        """Rest so long, or until `end` is called. Return whether `stop` is set."""
         if not self._stop.is_set() and not self._has_waited(for_s):
             self._stop.wait(for_s)
         return self._stop.is_set()
@@ -60,7 +60,7 @@ class Rest:
             return False
 
     def end(self) -> None:
-        """Wake who waits; it looks at `stop`."""
+        """Wake the thread that rests, so that it looks at `stop`."""
         if self._pair is not None:
             with suppress(OSError):
                 self._pair[1].send(b".")
@@ -136,7 +136,7 @@ class Heartbeat:
                     return
 
     def _goes_on(self, beater: Beater, on_loop_closed: Callable[[], bool]) -> bool:
-        """One round, and whether there is a next one: not once the loop was closed, and that was told."""
+        """Do one round. Return whether there is a next one: none once `on_loop_closed` has returned True."""
         with at_work():
             is_open = self._survives(beater)
         if is_open:
@@ -149,7 +149,7 @@ class Heartbeat:
         return not is_told or self.outlives_loop
 
     def _survives(self, beater: Beater) -> bool:
-        """One round. A bug of ours must not end the heartbeat: others would take over what runs here."""
+        """Do one round, as `pulse`. A bug of ours must not end the heartbeat: others would take over what runs here."""
         try:
             is_open = self.pulse(beater)
         except Exception as exc:
@@ -163,8 +163,8 @@ class Heartbeat:
         return is_open
 
     def pulse(self, beater: Beater) -> bool:
-        """One round, every `LOOP_PROBE_S`: beat what is due, and listen to the loop; False when that is closed for
-        good.
+        """Beat what is due, and listen to the loop; it is called every `LOOP_PROBE_S`. Return False when the loop is
+        closed for good.
         """
         now_s = self._clock.elapsed_s()
         self._excuse(now_s - self._rested_s - LOOP_PROBE_S, now_s)
@@ -188,8 +188,9 @@ class Heartbeat:
             self._due_s["runner"] = min(self._due_s["runner"], self._beaten_s + UNSEEN_BEAT_S)
 
     def _excuse(self, late_s: float, now_s: float) -> None:
-        """A rest or a beat that took too long: the process was stopped, or the disk was slow. The loop could not beat
-        meanwhile, or nobody listened, so that time is not counted as its silence.
+        """Do not count a rest or a beat that took too long as silence of the loop.
+
+        The process was stopped, so the loop could not beat; or the disk was slow, so nobody listened.
         """
         if late_s > BLOCKED_AFTER_S:
             self._heard_s = min(self._heard_s + late_s, now_s)
@@ -201,10 +202,10 @@ class Heartbeat:
         return not self.failed_count and (began_s is None or self._clock.elapsed_s() - began_s < SLOW_WRITE_S)
 
     def _beat(self, beater: Beater, roles: list[str]) -> bool:
-        """One write for all roles; a failure is tried again soon, and never harms a task.
+        """Write one beat for all these roles. Return False if that failed: it is tried again soon, and harms no task.
 
-        Another sign of life is given before it. What runs here goes on while others keep this instance
-        from the database for too long, and must not run a second time; what waits here may well be taken over then.
+        Before it the runner gives another sign of life. What runs here goes on while others keep this instance from the
+        database, and must not run a second time. What waits here may well be taken over then.
         """
         who = self._identity
         now = self._clock.now_us()
@@ -226,7 +227,7 @@ class Heartbeat:
     # Is the loop alive?
 
     def _hear_loop(self) -> bool:
-        """Listen to the beats of the loop itself. False: it is closed for good."""
+        """Listen to the beats of the loop itself. Return False if it is closed for good."""
         if self._inbox.is_loop_closed():
             return False
         now_s, beats = self._clock.elapsed_s(), self._stall.beat_count

@@ -38,13 +38,14 @@ LOST: Final = "its owner has lost it"
 
 @dataclass(slots=True)
 class Observation:
-    """The last value seen of one heartbeat, with what else shows life; since when both have been the same, without a
-    trouble of the observer; and how long in all, where the time up to a trouble does not count.
-    """
+    """What one observer has seen of one heartbeat."""
 
     value: tuple[int, int | None]
+    """The newest beat, and the newest other sign of life."""
     since_s: float
+    """Since when neither has changed and the observer had no trouble."""
     well_s: float = 0.0
+    """For how long neither has changed, without the time in which the observer had trouble."""
 
     def silent_s(self, now_s: float) -> float:
         """For how long it counts as silent. Troubles must not keep the dead for ever, however often they come."""
@@ -113,10 +114,10 @@ class Reaper:
         return None if self._presence is None else self._presence.sign_of_life(sender)
 
     def _count_time(self, now_s: float) -> None:
-        """Nothing can be said of others by one who cannot write himself: such time is no silence of theirs.
+        """Count the time since the last sweep as silence of others, unless this observer could not write either.
 
-        That is so if its own beats do not get through, or did not for a while since the last sweep: the file may have
-        been locked all that time, and this observer be the first to get through again.
+        If a beat of its own has failed since then, the file may have been locked for everybody all that time, and this
+        observer be the first to get through again.
         """
         before, self._troubles_seen = self._troubles_seen, self._heartbeat.trouble_count
         had_trouble = self._troubles_seen != before or not self._heartbeat.is_well
@@ -202,7 +203,7 @@ class Reaper:
                 break
         if ended:
             logger.info("%s expired in the store", counted(ended, "task"))
-            self._life.wants_claim.set()  # our own writes do not change the version by which the store tells of others'
+            self._life.wants_claim.set()  # the store tells of the writes of others, and not of ours
         return ended
 
     # What people ask for.
@@ -210,7 +211,7 @@ class Reaper:
     async def recover_workflows(self, grace_ms: int) -> int:
         """Put right what others have left half done in workflows. Return how many nodes that was."""
         moved = await self._recovery.recover_workflows(grace_ms)
-        if moved:  # our own writes do not change the version by which the store tells of others'
+        if moved:  # the store tells of the writes of others, and not of ours
             for task_id in await self._store.fetch_cancel_requests(self._identity.instance_id):
                 if (live := self._live.get(task_id)) is not None:
                     self._life.cancel(live)

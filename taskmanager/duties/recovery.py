@@ -105,7 +105,7 @@ class Recovery:
         return moved_count
 
     async def _clear_away(self, dead: set[str]) -> None:
-        """Nothing of the dead is left but their rows and what has proved that they lived."""
+        """Remove the rows of dead instances and their lock files: nothing else is left of them."""
         # The rows first: a lock file without a row is a leftover, but a row without its lock file leaves a doubt.
         await self._store.forget_instances(dead)
         if self._proofs is not None:
@@ -120,17 +120,17 @@ class Recovery:
         freed = 0
         if at_once is not None:
             freed = await self._store.free_waiting(owner, self._clock.now_us(), FIRST_PAGE, at_once)
-            if freed < FIRST_PAGE:  # else some of so many queues have not got their first rows
+            if freed < FIRST_PAGE:  # a full page may have left out the first rows of some queue
                 self.cut |= {owner} if freed >= at_once else set()
                 return freed
         while True:
             count = await self._store.free_waiting(owner, self._clock.now_us(), FREE_PAGE)
             freed += count
-            if count < FREE_PAGE:  # not until there is none: an owner that was only silent may claim again meanwhile
+            if count < FREE_PAGE:  # 0 may never come: an owner that was only silent claims again
                 return freed
 
     async def _crash_of(self, owner: str, instance: InstanceRow | None) -> tuple[Crash, list[TaskRow]]:
-        """Who ran when this owner died, and who of them had crashed before; and the first page of those that ran."""
+        """Return what is known of the crash of this owner, and the first page of the tasks that ran in it."""
         first = page = await self._store.fetch_owned([owner], limit=PAGE, is_running=True)
         suspects = [row.task_id for row in page if row.crash_count]
         while len(page) == PAGE:
@@ -238,7 +238,7 @@ class Recovery:
         orphan = orphan_of(row, crash)
         verdict = judge_orphan(orphan, now, self._random_01(), self._config.crash_budget)
         if isinstance(row, UnreadableRow) and verdict.status is TaskStatus.PENDING:
-            code = BuiltInTaskCode.UNHANDLED_EXCEPTION  # else it would be put back to run, which it cannot
+            code = BuiltInTaskCode.UNHANDLED_EXCEPTION  # it cannot run, so it is not put back
             verdict = Verdict(TaskStatus.FAILED, None, False, code, verdict.outcome, row.fault)
         attempts = () if verdict.outcome is None else (_attempt(row, verdict, now),)
         moved = _moved(row._replace(crash_count=orphan.crash_count), verdict, now)

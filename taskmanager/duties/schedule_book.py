@@ -85,7 +85,7 @@ class ScheduleBook:
     # What the store says.
 
     def take_in(self, rows: Iterable[ScheduleRow], now: int) -> None:
-        """These rows count from now on; those of schedules that are not declared here are passed over."""
+        """Take these rows for what the store says now. Pass over schedules that are not declared here."""
         others = [row for row in rows if row.schedule_name in self.declared and self._take_in(row, now)]
         if others:
             logger.warning(
@@ -95,7 +95,7 @@ class ScheduleBook:
             )
 
     def _take_in(self, row: ScheduleRow, now: int) -> bool:
-        """One of them; whether it says that another instance has defined the schedule otherwise, and it is news."""
+        """Take one row. Return whether it brings the news that another instance has defined the schedule otherwise."""
         name, schedule = row.schedule_name, self.declared[row.schedule_name]
         before = self.rows.get(name)
         self.rows[name] = row
@@ -112,7 +112,7 @@ class ScheduleBook:
         return False
 
     def fired(self, fire: ScheduleFire) -> None:
-        """This step is in the store."""
+        """Go on from this step, which is in the store."""
         name = fire.schedule_name
         row = self.rows[name]._replace(next_run_at=fire.next_run_at, updated_at=fire.now)
         if fire.task is not None:
@@ -122,7 +122,7 @@ class ScheduleBook:
         self._plan_next(row, fire.now)
 
     def pass_over(self, fire: ScheduleFire) -> None:
-        """This step cannot be stored: it is tried again at the next fire."""
+        """Plan the next fire, because this step cannot be stored."""
         name = fire.schedule_name
         self.plan(name, self.declared[name].after(fire.now, fire.expected_next))
 

@@ -28,7 +28,7 @@ FIRST_LOOK_US: Final = 5_000
 
 
 class Firing:
-    """Of one start; `refresh` reads schedules anew whose step was refused, because others have moved them.
+    """Fires the schedules of one start. `refresh` reads a schedule again if others have moved it before its step.
 
     What came due before `_watched_since` was missed: from then on the wall clock was looked at without a gap.
     """
@@ -53,7 +53,7 @@ class Firing:
         return self._wall_clock.step_count != self._step_count
 
     def look(self) -> int:
-        """The wall time; and notice that nobody looked for a while, or that the wall clock was stepped."""
+        """Return the wall time. Plan anew if nobody has looked for a while, or the wall clock was stepped."""
         now, now_s = self._wall_clock.now_us(), self._clock.elapsed_s()
         if now_s - self._looked_s > UNWATCHED_S or self.has_stepped:
             self._watched_since = now
@@ -62,7 +62,7 @@ class Firing:
         return now
 
     async def fire_due(self) -> bool:
-        """Fire what is due, a page of it at the most; False when nothing is."""
+        """Fire what is due, a page of it at most. Return False if nothing is."""
         now = self.look()
         due = self._book.pop_due(now, PAGE)
         if not due:
@@ -76,7 +76,7 @@ class Firing:
         return True
 
     async def _fire_page(self, names: Sequence[str], now: int) -> None:
-        """One transaction for all of them, or as many as must be told apart."""
+        """Decide these schedules, and write their steps in one transaction."""
         declared, busy = self._book.declared, frozenset[str]()
         if alone := [name for name in names if declared[name].runs_alone]:
             busy = await self._store.busy_schedules(alone)
@@ -96,12 +96,12 @@ class Firing:
     # What is to be done.
 
     def _decide(self, name: str, now: int, is_busy: bool) -> ScheduleFire | None:
-        """The step to be written, or None where it is planned to look again."""
+        """Return the step to be written, or None after planning when to look again."""
         book = self._book
         schedule, row = book.declared[name], book.rows[name]
         if name in book.owed_at_startup:
             if not (is_busy and schedule.runs_alone):
-                # Written again when nobody knows whether it was, so its id is that of the start.
+                # It may be written twice, if the first answer was lost: so its id is made from that of the start.
                 task = task_of(schedule.template, schedule.run_id(self._identity.instance_id), now, now)
                 return _step(schedule, row, row.next_run_at, now, task)
             if schedule.plan.overlap == "skip":
@@ -119,7 +119,7 @@ class Firing:
         return None
 
     def _move(self, schedule: Schedule, row: ScheduleRow, step: Move, now: int) -> ScheduleFire | None:
-        """The schedule moves on; only while its queue is full it waits."""
+        """Return the step with which the schedule moves on; None while its queue is full, so that it waits."""
         name = schedule.name
         self._hold_counts.pop(name, None)
         task = None
@@ -133,7 +133,7 @@ class Firing:
         return _step(schedule, row, step.next_run_at, now, task)
 
     def _soon(self, name: str, now: int) -> int:
-        """When to look again whether an earlier run has ended: at once after it began, and ever more patiently."""
+        """Return when to look again whether an earlier run has ended: soon at first, then ever more seldom."""
         holds = self._hold_counts[name] = self._hold_counts.get(name, 0) + 1
         return now + min(FIRST_LOOK_US << min(holds, 20), int(self._settings.store_poll_s * SECOND_US))
 
@@ -177,7 +177,7 @@ class Firing:
             await self._refresh(list(lost))
 
     async def _write_apart(self, fires: Sequence[ScheduleFire], exc: StoreError) -> None:
-        """The store will never take one of them: find out which, and try that one again at its next fire."""
+        """Write the steps one by one: the store refuses one of them for good, and that one waits for its next fire."""
         if len(fires) > 1:
             for each in fires:
                 await self._write([each])
@@ -191,6 +191,6 @@ class Firing:
 def _step(
     schedule: Schedule, row: ScheduleRow, next_run_at: int | None, now: int, task: TaskRow | None = None
 ) -> ScheduleFire:
-    """Return the step from the row as it is to `next_run_at`, with a run or without one."""
+    """Return the step that moves the schedule from its row to `next_run_at`, with a run or without one."""
     is_alone = task is not None and schedule.runs_alone
     return ScheduleFire(schedule.name, schedule.config_hash, row.next_run_at, next_run_at, task, now, is_alone=is_alone)

@@ -177,7 +177,7 @@ class Schedules:
             if row.paused_at is not None:
                 await store.set_schedule_paused(name, True, now)
         rows = await store.schedules(names)
-        # Asked of the rows: the answer of a declaration that was made twice says nothing of the first time.
+        # The rows say whose it is. The answer of `declare_schedules` would not, if it was called twice.
         owned = {row.schedule_name for row in rows if row.owner_id == me}
         for each in page:
             if book.declared.get(each.name) is not each and each.run_on_startup and each.name in owned:
@@ -191,7 +191,7 @@ class Schedules:
     # What the store says: others have fired, paused, redefined or left schedules of this instance.
 
     async def _read_news(self) -> None:
-        """What others wrote since the last look, if it is time to look again."""
+        """Take in what others wrote since the last look, if it is time to look again."""
         now_s, book, store = self._clock.elapsed_s(), self.book, self._store
         if not book.declared or now_s - self._read_s < RECHECK_S:
             return
@@ -231,7 +231,7 @@ class Schedules:
                 raise
 
     async def _follow(self, name: str) -> None:
-        """Read what a person has changed just now. A failure is not theirs: told of one, they would do it again."""
+        """Read what a person has changed just now. A failure to read is not raised: the change itself is done."""
         try:
             await self._read_changed([name])
         except StoreError:

@@ -42,7 +42,7 @@ them at once.
 
 
 class Supervisor:
-    """The duties of one start. The host ends them; the heartbeat covers what is still being settled, and stops last."""
+    """Runs the duties of one start. The host ends them; the heartbeat goes on until all outcomes are settled."""
 
     def __init__(self, engine: Engine, schedules: "Mapping[str, Schedule]") -> None:
         self._engine = engine

@@ -77,7 +77,7 @@ class Visibility:
             return now_s - self._until_s > limit_s or now_s - self._since_s < UNSEEN_S
 
     def _note(self, since_s: float, until_s: float) -> None:
-        """It was seen from the one instant until the other. What was seen shortly before is not forgotten."""
+        """Note that it was seen from `since_s` to `until_s`. A short gap before that counts as seen too."""
         limit_s = None if self._presence is None else self._presence.unseen_after_s
         with self._lock:
             if limit_s is not None and since_s - self._until_s > limit_s:

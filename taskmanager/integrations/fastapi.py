@@ -124,7 +124,7 @@ def router(
     _add_schedules(made, manager, required)
     _add_workflows(made, manager, required)
     _add_workflow_actions(made, manager, required)
-    _addhealth_of(made, manager, health_required)
+    _add_health(made, manager, health_required)
     return made
 
 
@@ -313,7 +313,7 @@ def _add_workflow_actions(made: APIRouter, manager: TaskManager, required: list[
         return await acted(workflow_id, lambda handle: handle.cancel(), "cancelled")
 
 
-def _addhealth_of(made: APIRouter, manager: TaskManager, required: list[params.Depends]) -> None:
+def _add_health(made: APIRouter, manager: TaskManager, required: list[params.Depends]) -> None:
     @made.head("/healthz", dependencies=required, include_in_schema=False)  # what many monitors ask with
     @made.get(
         "/healthz",

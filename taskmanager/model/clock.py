@@ -43,7 +43,7 @@ class SystemClock:
     """The clocks of the machine. Wall time is put right where a database on another machine has a clock of its own."""
 
     ahead_us = 0
-    """How far the clock that counts is ahead of that of this machine."""
+    """How far the clock of that database is ahead of the one of this machine."""
 
     def now_us(self) -> int:
         return time.time_ns() // 1000 + self.ahead_us

@@ -50,7 +50,7 @@ class NotPersisted(TaskManagerError):
 class WrongProcess(TaskManagerError):
     """The manager was used in a child process, or its file in a process that was forked while the file was open.
 
-    Return the work to the parent, and enqueue it there.
+    Let the parent process enqueue the work.
     """
 
 

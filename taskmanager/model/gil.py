@@ -60,14 +60,14 @@ class Lending:
 
     @classmethod
     def fairly(cls, is_at_work: Callable[[], object]) -> "Lending":
-        """To threads that may keep it for long: as often as if the loop never gave it away."""
+        """Return one for threads that may keep the lock for long. They get it as often as beside any busy thread."""
         return cls(is_at_work, sys.getswitchinterval())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} every {self._every_s} s, {'idle' if self._loop is None else 'at work'}>"
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """They have got work. To be called on the loop."""
+        """Begin to lend, because the threads have got work. Call it on the loop."""
         if self._loop is not loop:
             if self._loop is not None:  # that one may have been closed before it heard of an end
                 self._forget()
@@ -101,7 +101,7 @@ class LendingUntil(Lending):
         super().__init__(self._asked.__len__)
 
     def until(self, done: "asyncio.Future[R]") -> "asyncio.Future[R]":
-        """A thread will do this for the loop of the future."""
+        """Lend the lock until this future is done, which a thread will set. Return the future."""
         self.begin(done.get_loop())
         self._asked.add(done)
         done.add_done_callback(self._asked.discard)

@@ -220,8 +220,8 @@ class StartWrite(NamedTuple):
 class SuccessWrite(NamedTuple):
     """The success of a first run that left nothing in the row but its start: RUNNING → COMPLETED.
 
-    `completed_at` is the time of the update too. Expected is RUNNING. The attempt is made of what stands here.
-    The queue is there to be counted.
+    `completed_at` is the time of the update too. The row of the attempt is made from these fields. `queue_name` is
+    for the counts alone.
     """
 
     task_id: str
@@ -277,7 +277,7 @@ class NewWrite(NamedTuple):
 
     @property
     def task_name(self) -> str:
-        """Of which function."""
+        """The name of its function."""
         return self.call.task_name
 
     @property
@@ -323,7 +323,7 @@ class HistoryWrite(NamedTuple):
 
     @property
     def task_name(self) -> str:
-        """Of which function."""
+        """The name of its function."""
         return self.call.task_name
 
     @property

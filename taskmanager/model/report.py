@@ -17,7 +17,7 @@ from taskmanager.model.states import TaskStatus
 UNSAVED_SHOWN_US: Final = 2 * SECOND_US
 """A change that waits longer than this for its commit is worth a word; all others wait for some milliseconds."""
 MAX_REASON_CHARS: Final = 200
-"""Of the reason why a duty fails that other processes see."""
+"""How much other processes see of the reason why a duty fails."""
 _ROUNDED_US: Final = 100_000
 MAX_HELD: Final = 1_000
 """Tasks that wait for a suspect to end are counted up to here."""

@@ -22,7 +22,7 @@ class Starting(NamedTuple):
 
 
 def started(task_names: Iterable[str], starting: Starting) -> list[int]:
-    """Return the positions of those that start, of rows that come best first: as many as find a slot of their lane."""
+    """Return the positions of the rows that start: as many as find a slot of their lane. The best rows come first."""
     free = {name: room for room in starting.rooms for name in room.task_names}
     left = {room.task_names: room.slot_count for room in starting.rooms}
     found: list[int] = []

@@ -122,7 +122,8 @@ class Cron:
 
     def _gap_end(self, local: datetime) -> datetime:
         """The first instant after the gap that swallowed this local time."""
-        # Read with the offset before the gap it lies after the change, read with the one behind it before.
+        # With the offset from before the gap the local time means an instant after the change; with the offset from
+        # after it, one before the change.
         after = local.replace(tzinfo=self._zone, fold=0).astimezone(UTC)
         before = local.replace(tzinfo=self._zone, fold=1).astimezone(UTC)
         return self._change_between(before, after)

@@ -54,7 +54,7 @@ def bucket_of_bits(bit_count: int) -> int:
 
 
 def upper_us(bucket: int) -> int:
-    """Return the duration that is too long for a bucket. The last bucket holds longer ones all the same."""
+    """Return the shortest duration that is too long for a bucket. The last bucket holds all longer ones."""
     return 1 << (_FIRST_BITS + 2 * bucket)
 
 

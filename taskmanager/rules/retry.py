@@ -25,7 +25,7 @@ from taskmanager.model.states import BuiltInTaskCode
 MAX_SHORTHAND_RETRIES: Final = 1_000_000
 MAX_SHORTHAND_DELAY_S: Final = 3_600.0
 LONGEST_DELAY_S: Final = MAX_INTERVAL_S * 2.0 ** (MAX_RETRIES - 1)
-"""The longest an uncapped policy can ask for (1,436 years): where longer ones stop, so that an instant still fits."""
+"""No delay is longer. A policy without a cap asks for this at most (1,436 years), and the instant fits a row."""
 
 DEFAULT_INTERVALS: Final = (60.0, 300.0, 900.0)
 _NEVER_BY_SHORTHAND: Final = frozenset({BuiltInTaskCode.WORKER_CRASHED, BuiltInTaskCode.TASK_CANCELLED})
@@ -34,7 +34,7 @@ NEVER: Final = frozenset({
     BuiltInTaskCode.ARGUMENT_MISMATCH,
 })  # fmt: skip
 """Failures that only another code of the task ends. No policy retries them."""
-# Beyond this an int may no longer be turned into the float that `**` needs; no factor above 1 gets this far.
+# A larger int may not become the float that `**` needs. Every factor above 1 has overflowed long before.
 _MAX_EXPONENT: Final = 2**53
 
 

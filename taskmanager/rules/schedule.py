@@ -65,9 +65,9 @@ class Timing:
         return NEVER_US if found is None else found
 
     def anew(self, fire_us: int, now_us: int) -> int | None:
-        """The fire with which an interval goes on from now where the planned one is more than an interval away, which
-        only a clock that has been set back since can have planned. None for all others, and for cron expressions: they
-        name instants of the wall clock.
+        """Return the next fire of an interval that a clock which has been set back since planned too late, else None.
+
+        Too late is more than an interval away. It is None for cron expressions, which name instants of the wall clock.
         """
         if self._every_us is None or fire_us <= now_us + self._every_us + SECOND_US:
             return None
@@ -88,7 +88,7 @@ class Timing:
         return self._latest(fire_us, until_us) if count == 1 else self._first_of_newest(fire_us, until_us, count)
 
     def _latest(self, fire_us: int, until_us: int) -> int:
-        """The newest one alone."""
+        """Return the newest fire up to `until_us`: `newest` for a count of 1."""
         found = self._last if fire_us <= self._last <= until_us else fire_us
         following = self.after(found)
         if following <= until_us:
@@ -97,7 +97,7 @@ class Timing:
         return found
 
     def _first_of_newest(self, fire_us: int, until_us: int, count: int) -> int:
-        """Of a backlog each fire is looked at once, not all of it again with each that runs."""
+        """Do `newest` for a larger count. It keeps what it found: of a backlog, each fire is computed once."""
         found = self._newest
         while found and found[0] < fire_us:
             found.popleft()
@@ -115,7 +115,7 @@ class Timing:
         return found[0]
 
     def _walked_back(self, fire_us: int, last_us: int, count: int) -> deque[int]:
-        """So many fires up to the last one, from a window before it that is widened until it holds them."""
+        """Return the `count` fires up to the last one, from a window before it that is widened until it holds them."""
         width_us = count * SECOND_US
         while True:
             found, seen = deque([self.after(max(fire_us - 1, last_us - width_us))], count), 1
@@ -171,7 +171,7 @@ def _microseconds(seconds: str | None) -> int:
 
 
 def _seconds(duration_us: int) -> str:
-    """Exactly, for two definitions are told apart by their words."""
+    """Write a duration in seconds, exactly: two definitions are told apart by their words."""
     whole, fraction = divmod(duration_us, SECOND_US)
     return f"{whole}.{fraction:06}".rstrip("0").rstrip(".")
 
