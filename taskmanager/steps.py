@@ -126,7 +126,12 @@ def wait_for(
     name: str, type: object, /, *, timeout: Seconds | None = None, key: str | None = None
 ) -> Coroutine[object, None, Any]: ...
 def wait_for(
-    name: str, kind: object, /, *, timeout: Seconds | None = None, key: str | None = None
+    name: str,
+    type: object,  # noqa: A002  # its name in messages is that of the overloads
+    /,
+    *,
+    timeout: Seconds | None = None,
+    key: str | None = None,
 ) -> Coroutine[object, None, Any]:
     """Return, when awaited, the next event of this name that `manager.send` has stored for the task, as this type.
 
@@ -146,7 +151,7 @@ def wait_for(
     if attempt is None:
         raise NotInTask(f"wait_for({name!r}) works in a running task only: nobody could send it anything here")
     timeout_s = None if timeout is None else seconds_of(timeout, "timeout")
-    coroutine: Coroutine[object, None, Any] = attempt.step_calls().wait(f"wait:{name}", name, kind, timeout_s, key)
+    coroutine: Coroutine[object, None, Any] = attempt.step_calls().wait(f"wait:{name}", name, type, timeout_s, key)
     return coroutine
 
 

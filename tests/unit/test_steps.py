@@ -27,6 +27,7 @@ from taskmanager import (
     current_task,
     patched,
     step,
+    wait_for,
 )
 from taskmanager.testing import World
 
@@ -657,10 +658,11 @@ async def test_steps_need_a_persisted_task_in_the_async_lane(world: World, call:
 
 
 async def test_step_that_nobody_awaits_does_nothing(program: Program, ran: Ran) -> None:
-    """Python says so, as of any coroutine."""
+    """Python says so, as of any coroutine, and names the step."""
 
     async def code() -> None:
-        step(ran.work, "a").close()
+        with pytest.warns(RuntimeWarning, match=r"'step Ran.work of task program' was never awaited"):
+            step(ran.work, "a")
         await step(ran.work, "b")
 
     await program.ends(code)
@@ -688,6 +690,8 @@ def test_step_takes_a_function_and_its_arguments() -> None:
         step(5)  # type: ignore[call-overload]  # a mistake
     with pytest.raises(TypeError, match="retry"):
         step.with_options(retry=3)  # type: ignore[call-arg]  # a mistake
+    with pytest.raises(TypeError, match="'type'"):
+        wait_for("approval")  # type: ignore[call-overload]  # a mistake
 
 
 async def test_middleware_calls_no_steps(tmp_path: Path, ran: Ran) -> None:

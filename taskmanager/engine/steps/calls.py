@@ -115,7 +115,7 @@ class StepCalls:
         digest = None if options.key is not None or arguments is None else _digest(arguments, args, kwargs)
         went_on = self._records.go_on()
         call = Call(identity, context, fn, args, kwargs, options, lane, definition, digest, results, went_on)
-        return self._inside(self._run, call, call.context.name)
+        return self._named(self._inside(self._run, call, call.context.name), call.context.name)
 
     def wait(
         self, name: str, waits_for: str, kind: Any, timeout_s: float | None, key: str | None
@@ -131,7 +131,7 @@ class StepCalls:
         results.check_type()
         call = Wait(self._identify(name, key), name, waits_for, timeout_s, results)
         self._records.go_on()
-        return self._inside(self._waits.run, call, call.name)
+        return self._named(self._inside(self._waits.run, call, call.name), call.name)
 
     @property
     def threads(self) -> Collection["asyncio.Future[Any]"]:
@@ -210,6 +210,12 @@ class StepCalls:
             return arguments, results.of_step(None, task_name=subject)
 
     # The run.
+
+    def _named(self, work: Any, name: str) -> Coroutine[Any, Any, Any]:
+        """Give the coroutine a name for the warning of Python that nobody has awaited it."""
+        work.__qualname__ = f"step {name} of task {self._definition.name}"
+        named: Coroutine[Any, Any, Any] = work
+        return named
 
     async def _inside(self, run: Callable[[C], Awaitable[Any]], call: C, name: str) -> Any:
         """Run one call. The attempt does not end before it has."""
