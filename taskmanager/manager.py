@@ -319,7 +319,7 @@ class TaskManager:
         self._instance.check_start()
         await self.stop()
         with self._instance.beginning():
-            self._registry.warn_at_start()
+            self._registry.warn_at_start(self._settings)
             self._intake.reopen_for_start(self._settings)
             parts = self._registry.definitions, self._registry.schedules, self._make_store(), self._clock, self._intake
             lifecycle = self._instance.lifecycle = new_lifecycle(self._settings, *parts, self._registry.hooks)

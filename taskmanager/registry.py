@@ -14,17 +14,18 @@ from taskmanager.codec.results import ResultCodec
 from taskmanager.codec.values import Codec
 from taskmanager.engine.intake.intake import Door
 from taskmanager.engine.words.definition import Definition
+from taskmanager.engine.words.settings import Settings
 from taskmanager.model.config import ExceptionMapper, RetryPolicy, raise_faults
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import ConfigurationError, UnknownTask
 from taskmanager.model.hooks import EventKind, Hooks, Listener, Middleware
-from taskmanager.model.logger import warn
+from taskmanager.model.logger import logger, warn
 from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.result import FailedTask, TaskError, seconds_of
 from taskmanager.model.states import Lane
 from taskmanager.model.wording import counted
 from taskmanager.rules.retry import RetryRule, code_of
-from taskmanager.task import Binding, Submitter, Task, TaskCall
+from taskmanager.task import DEFAULT_QUEUE, Binding, Submitter, Task, TaskCall
 
 if TYPE_CHECKING:
     from taskmanager.duties.schedule import Schedule, ScheduleOptions
@@ -157,14 +158,22 @@ class Registry:
         self.hooks.middlewares.append(fn)
         return fn
 
-    def warn_at_start(self) -> None:
-        """Warn of tasks that cannot work as they are declared, once for each. Only a start knows all schedules."""
+    def warn_at_start(self, settings: Settings) -> None:
+        """Warn of tasks that cannot work as they are declared, once for each. Only a start knows all schedules.
+
+        Warn of each queue that is run here and that nothing names. Mostly it is a slip, and its tasks would wait.
+        """
         scheduled = {schedule.task_name for schedule in self.schedules.values()} if self.defaults.has_store else set()
         new = [each for name, each in self.definitions.items() if name not in self._looked_at]
         self._looked_at |= {each.name for each in new}
         for definition in new:
             for fault in _faults(definition, is_scheduled=definition.name in scheduled):
                 warn(fault, UserWarning, *_place_of(definition))
+        named = {DEFAULT_QUEUE, *(each.name for each in settings.queues)}
+        named.update(each.queue_name for each in self.definitions.values())
+        for name in sorted((settings.run_queues or frozenset()) - named):
+            text = "queue %r is run here, and no function or QueueConfig names it%s"
+            logger.warning(text, name, did_you_mean(name, named))
 
     @staticmethod
     def tasks_in(packages: Iterable[str]) -> Iterator[Task[..., Any]]:

@@ -89,6 +89,22 @@ def test_run_queues_are_copied() -> None:
 # What goes to the file.
 
 
+async def test_a_queue_that_is_run_and_that_nothing_names_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its tasks may be to come; mostly it is a slip, and those of the real queue would wait without a word."""
+    manager = TaskManager(tmp_path / "t.db", run_queues=("mial", "reports", "default"), queues=[QueueConfig("reports")])
+
+    @manager.task(persist=True, queue_name="mail")
+    async def send() -> None: ...
+
+    async with manager:
+        pass
+    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
+        "queue 'mial' is run here, and no function or QueueConfig names it; did you mean 'mail'?"
+    ]
+
+
 async def test_tasks_of_a_producer_are_free_rows(tmp_path: Path) -> None:
     """They are nobody's from their first commit on, so that a worker takes them at once, also if the producer dies."""
     manager, work, _ = manager_on(tmp_path / "tasks.db", run_queues=())
