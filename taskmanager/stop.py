@@ -148,16 +148,16 @@ class Abandoned:
             self._dispatcher.move(live, ENDED)
             error = TaskError(BuiltInTaskCode.TASK_INTERRUPTED, "the manager stopped; its code still executes")
             live.failed_reason = INTERRUPTION_NOTE
-            live.ending = Ending(TaskStatus.RUNNING, TaskResult(err=error), live.definition.requeue_on_interrupt)
+            live.ending = Ending(TaskStatus.RUNNING, TaskResult(err=error), _runs_again(live))
             self._writer.mark(live)
         else:
             self._life.settle(attempt, Outcome("stopped"))
-        runs_again = live.is_persisted and live.definition.requeue_on_interrupt
+        recorded = "interrupted" if live.cancel_requested_at is None else "cancelled"
         logger.warning(
             "task %s (%s) still executes after the stop; %s",
             live.definition.name,
             live.task_id,
-            "once that has ended, it runs again" if runs_again else "it is recorded as interrupted",
+            "once that has ended, it runs again" if _runs_again(live) else f"it is recorded as {recorded}",
             extra=extra_of(live),
         )
 
@@ -401,6 +401,11 @@ class Unstopped:
         )
 
 
+def _runs_again(live: LiveTask) -> bool:
+    """Return whether recovery puts the task back when its code has ended, which goes on after the stop."""
+    return live.is_persisted and live.definition.requeue_on_interrupt and live.cancel_requested_at is None
+
+
 def _fate_of(live: LiveTask) -> str:
     """Return what became of one task, as far as this process knows; empty if there is nothing to report."""
     if live.has_left:  # its row is free, because memory had no room for it; or it is another's
@@ -412,7 +417,7 @@ def _fate_of(live: LiveTask) -> str:
     if live.status is TaskStatus.INTERRUPTED:
         return "interrupted"
     if live.status is TaskStatus.RUNNING:  # noted as interrupted, and judged when its thread has ended
-        return "written" if live.definition.requeue_on_interrupt else "interrupted"
+        return "written" if _runs_again(live) else "interrupted"
     return "" if live.status.is_terminal else "written"
 
 

@@ -14,6 +14,7 @@ from taskmanager import (
     QueueFull,
     StoreUnavailable,
     Task,
+    TaskCancelled,
     TaskFailed,
     TaskHandle,
     TaskInterrupted,
@@ -443,6 +444,58 @@ def test_a_thread_that_outlives_its_loop_gives_its_task_back_when_it_ends(tmp_pa
         thread.join(5)
     assert asyncio.run(second(task_id)) == 2
     assert not list(tmp_path.glob("*.lock"))
+
+
+@pytest.mark.parametrize("is_persisted", [True, False])
+async def test_a_cancelled_thread_that_is_abandoned_is_not_said_to_run_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_persisted: bool
+) -> None:
+    """It may be repeated after an interruption; but the next start records it as cancelled."""
+    gate, begun = threading.Event(), threading.Event()
+    manager = TaskManager(tmp_path / "tasks.db", drain_timeout=0.0)
+
+    @manager.task(persist=is_persisted, requeue_on_interrupt=is_persisted)
+    def work() -> None:
+        begun.set()
+        gate.wait(10)
+
+    async with manager:
+        handle = work.enqueue()
+        await asyncio.to_thread(begun.wait, 10)
+        assert handle.cancel()
+    with pytest.raises(TaskInterrupted if is_persisted else TaskCancelled) as raised:
+        await handle
+    gate.set()
+    if isinstance(raised.value, TaskInterrupted):
+        assert not raised.value.requeued
+    assert caplog.messages[-1].endswith("still executes after the stop; it is recorded as cancelled")
+    async with manager:
+        assert (await manager.handle(handle.task_id).result()).err_value.error_code == "TASK_CANCELLED"
+
+
+@pytest.mark.parametrize("is_persisted", [True, False])
+async def test_a_task_that_is_cancelled_while_a_stop_interrupts_it_is_cancelled(is_persisted: bool) -> None:
+    """The next start would not run it again, so nobody is told that it would."""
+    manager = manager_of()
+    cleans_up = asyncio.Event()
+
+    @manager.task(persist=is_persisted, requeue_on_interrupt=is_persisted)
+    async def work() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            cleans_up.set()
+            await asyncio.sleep(0.5)
+
+    async with world_of(manager):
+        handle = work.enqueue()
+        await turns_until(lambda: handle.status is TaskStatus.RUNNING)
+        stopping = asyncio.create_task(manager.stop(timeout=0))
+        await cleans_up.wait()
+        assert handle.cancel()
+        await stopping
+        with pytest.raises(TaskCancelled):
+            await handle
 
 
 def test_an_attempt_that_is_collected_with_its_closed_loop_is_not_said_to_have_failed(

@@ -195,7 +195,7 @@ class Settlement:
 
     def _stopped(self, live: LiveTask, attempt: Attempt) -> Next:
         now = self._now_us()
-        if attempt.stop_reason is StopReason.CANCEL:
+        if attempt.stop_reason is StopReason.CANCEL or live.cancel_requested_at is not None:
             return self._cancelled(live, attempt)
         error = TaskError(BuiltInTaskCode.TASK_INTERRUPTED, "the manager stopped while the task was running")
         self._add_attempt(live, attempt, now, AttemptOutcome.INTERRUPTED, False, error, None)
