@@ -19,6 +19,7 @@ from taskmanager.cli.options import as_document, json_option
 from taskmanager.console.figures import iso
 from taskmanager.duties.reports import report_of
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.intake.intake import Door
 from taskmanager.hosting import CTRL_C_EXIT, hosted, waiting_in
 from taskmanager.manager import TaskManager
 from taskmanager.model.clock import SECOND_US
@@ -83,6 +84,9 @@ def run(target: str, queues: tuple[str, ...], log_level: str, as_json: bool) -> 
     manager._settings = replace(settings, run_queues=frozenset(queues) or None)  # noqa: SLF001  # as above
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     log = logging.getLogger("taskmanager")
+    if manager.status().state == Door.STOPPED.value:
+        text = "importing %s has run its manager already; put what the program does below `if __name__ == '__main__':`"
+        log.warning(text, target.partition(":")[0])
     place = settings.place
     runs = f"queue {', '.join(sorted(set(queues)))} of {target}" if queues else target
     ended = host(manager, lambda: log.info("running %s on %s; Ctrl-C stops it", runs, place or "no file"))

@@ -130,6 +130,29 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_run_says_that_the_program_ran_while_it_was_imported(tmp_path: Path) -> None:
+    """Its `main` would run at each start of the worker, and enqueue once more what it enqueues."""
+    (tmp_path / "app.py").write_text(
+        "from taskmanager import TaskManager\n"
+        "manager = TaskManager('tasks.db')\n"
+        "async def main() -> None:\n"
+        "    print('main', flush=True)\n"
+        "manager.run(main)\n"
+    )
+    with subprocess.Popen(
+        **command(tmp_path, "run", "app:manager"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        lines = []
+        while not lines or "running app:manager" not in lines[-1]:
+            lines.append(process.stderr.readline())
+            assert lines[-1], lines
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+    assert any("importing app has run its manager already" in line for line in lines), lines
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_run_is_a_worker_whatever_the_manager_says(tmp_path: Path) -> None:
     """One manager for both: the application only enqueues, the worker runs every queue, or those that are named."""
     (tmp_path / "web.py").write_text(PRODUCER)
