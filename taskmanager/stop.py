@@ -207,6 +207,11 @@ class Abandoned:
         if not self._attempts:
             self._let_go()
 
+    def leave_loop(self) -> None:
+        """Let go, because the loop was closed after the stop: of what was left, only threads go on."""
+        if self._may_let_go and not self._threads.is_executing:
+            self._let_go()
+
     def _let_go(self) -> None:
         """From here on others take this instance for dead."""
         self._heartbeat.stop()
@@ -328,6 +333,7 @@ class Unstopped:
     async def _write_once(self, *, is_last: bool) -> bool:
         """Return False if the file could not be written, and this is not the last try."""
         if self._is_over:
+            self._abandoned.leave_loop()
             return True
         is_done = True
         try:

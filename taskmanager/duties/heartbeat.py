@@ -178,7 +178,7 @@ class Heartbeat:
             self._visibility.beaten()
         written_s = self._clock.elapsed_s()
         self._excuse(written_s - now_s, written_s)
-        is_open = self._hear_loop() or self.outlives_loop
+        is_open = self._hear_loop() or (self.outlives_loop and self._runner.threads.is_executing)
         self._rested_s = self._clock.elapsed_s()
         return is_open
 

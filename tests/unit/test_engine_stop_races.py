@@ -446,6 +446,52 @@ def test_a_thread_that_outlives_its_loop_gives_its_task_back_when_it_ends(tmp_pa
     assert not list(tmp_path.glob("*.lock"))
 
 
+@pytest.mark.parametrize("has_thread", [False, True])
+def test_a_coroutine_that_a_stop_abandons_goes_with_its_loop(tmp_path: Path, has_thread: bool) -> None:
+    """Its code is gone when the loop is closed, so its instance is dead, though the process lives on.
+
+    A thread that the stop abandoned as well, and that has ended, must not keep up the heartbeat for the coroutine.
+    """
+    gate, begun, has_ended = threading.Event(), threading.Event(), threading.Event()
+    manager = TaskManager(tmp_path / "tasks.db", drain_timeout=0.0)
+    kept: list[object] = []
+
+    @manager.task(persist=True, requeue_on_interrupt=True)
+    async def stubborn() -> str:
+        kept.append(asyncio.current_task())  # or Python would collect it, and so end it
+        while not gate.is_set():
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                continue
+        return "again"
+
+    @manager.task(persist=True)
+    def blocking() -> None:
+        begun.set()
+        gate.wait(10)
+        has_ended.set()
+
+    async def first() -> str:
+        async with manager:
+            handle = stubborn.enqueue()
+            if has_thread:
+                blocking.enqueue()
+                await asyncio.to_thread(begun.wait, 10)
+            await happens(lambda: bool(kept))
+        gate.set()
+        if has_thread:
+            await asyncio.to_thread(has_ended.wait, 10)
+        return handle.task_id
+
+    async def second(task_id: str) -> str:
+        async with manager:
+            result = await manager.handle(task_id).result(timeout=10)
+            return str(result.unwrap())
+
+    assert asyncio.run(second(asyncio.run(first()))) == "again"
+
+
 @pytest.mark.parametrize("is_persisted", [True, False])
 async def test_a_cancelled_thread_that_is_abandoned_is_not_said_to_run_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, is_persisted: bool
