@@ -108,7 +108,7 @@ class Abandoned:
         self._identity, self._wall_clock = engine.identity, engine.wall_clock
         self._heartbeat, self._presence, self._engine = heartbeat, engine.presence, engine
         self._attempts: set[Attempt] = set()
-        self._may_let_go = False
+        self._may_let_go = self._has_let_go = False
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -214,6 +214,10 @@ class Abandoned:
 
     def _let_go(self) -> None:
         """From here on others take this instance for dead."""
+        with self._lock:  # the last thread and the heartbeat's may both find that nothing is left
+            has_let_go, self._has_let_go = self._has_let_go, True
+        if has_let_go:
+            return
         self._heartbeat.stop()
         if self._presence is not None:
             self._presence.let_go()
