@@ -460,7 +460,7 @@ async def test_who_waits_for_room_is_woken_by_every_departure() -> None:
     live = world.ready("a")
     queue = world.dispatcher.queue("default")
     assert (queue.waiting, queue.stored_waiting) == (1, 1)
-    room = asyncio.create_task(world.dispatcher.room_changed())
+    room = asyncio.create_task(world.dispatcher.room("default", lambda _: queue.waiting > 0))
     await asyncio.sleep(0)
     assert world.take() == ["a"]
     await room
