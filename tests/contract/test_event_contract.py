@@ -152,7 +152,6 @@ async def test_sleeper_goes_ahead_when_it_is_due(store: Store) -> None:
 async def test_claim_of_what_has_slept_takes_nothing_else(store: Store) -> None:
     """Of the best rows only: it does not search behind them."""
     await put(store, task("t3", sent_at=60, enqueued_at=60))
-    assert await store.claim(wants(has_slept=True)) == []
     await fall_asleep(store, await running(store, sent_at=50), SLEEP)
     assert await store.claim(wants(now=DUE, better_than=1)) == []  # as in a full memory, which wakes it
     assert [each.task_id for each in await store.claim(wants(now=DUE, has_slept=True, limit=1))] == ["t1"]
