@@ -144,11 +144,24 @@ class World:
     async def idle(self) -> None:
         """Run everything that can go on without time passing. On a real clock these are a few turns of the loop."""
         self._check_loop()
-        if self.virtual is not None:
-            await self.virtual.idle()
+        if self.virtual is None:
+            for _ in range(MAX_IDLE_LOOKS):
+                await asyncio.sleep(0)
             return
-        for _ in range(MAX_IDLE_LOOKS):
-            await asyncio.sleep(0)
+        await self.virtual.idle()
+        while self._has_hurried():
+            await self.virtual.idle()
+
+    def _has_hurried(self) -> bool:
+        """Let the writer commit now what it would commit in a while. Listeners hear of it then.
+
+        Return False if there is nothing, or if the writer cannot take it, because a commit hangs or the store is down.
+        """
+        writer = None if self._engine is None else self._engine.writer
+        if writer is None or writer.patience.is_over or not writer.outbox.waiting_count:
+            return False
+        writer.patience.hurry()
+        return True
 
     async def drain(self) -> None:
         """Run until every task has ended: delayed ones, retries, and what the tasks themselves enqueue included.
@@ -161,7 +174,7 @@ class World:
             await self.manager.join()
             free = await self.store.sound.free_queues()
             if not free:
-                return
+                return await self.idle()
             due = min(from_us(each.next_due_at) for each in free)
             looks = 0 if due > self.now else looks + 1
             if looks > MAX_IDLE_LOOKS:

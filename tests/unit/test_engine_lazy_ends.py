@@ -52,6 +52,12 @@ def manager_with_gate(**options: Any) -> tuple[TaskManager, asyncio.Event, Calla
     return manager, gate, gated.enqueue
 
 
+async def settled(world: World) -> None:
+    """Run what can go on without time passing, as `world.idle` does. That would also commit what may wait."""
+    assert world.virtual is not None
+    await world.virtual.idle()
+
+
 async def stored(memory: Memory, handle: TaskHandle[Any]) -> str:
     row = await memory.fetch(handle.task_id)
     assert row is not None
@@ -63,9 +69,9 @@ async def test_plain_end_waits_for_its_interval() -> None:
     manager, gate, enqueue = manager_with_gate()
     async with lazy_world(manager) as (world, memory):
         handle = enqueue()
-        await world.idle()
+        await settled(world)
         gate.set()
-        await world.idle()
+        await settled(world)
         assert (handle.status, await stored(memory, handle)) == (TaskStatus.COMPLETED, "RUNNING")
         await world.advance(INTERVAL_S)
         assert await stored(memory, handle) == "COMPLETED"
@@ -76,12 +82,12 @@ async def test_plain_end_goes_first_in_the_next_commit() -> None:
     manager, gate, enqueue = manager_with_gate(concurrency=1)
     async with lazy_world(manager) as (world, memory):
         first = enqueue()
-        await world.idle()
+        await settled(world)
         second = enqueue()
-        await world.idle()
+        await settled(world)
         memory.sent.clear()
         gate.set()
-        await world.idle()
+        await settled(world)
         assert memory.sent[0] == [(first.task_id, "COMPLETED"), (second.task_id, "RUNNING")]
 
 
@@ -103,9 +109,9 @@ async def test_end_is_urgent_when_the_outcome_is_another() -> None:
 
     async with lazy_world(manager) as (world, memory):
         failed, again, cancelled = fails.enqueue(), retried.enqueue(), hangs.enqueue()
-        await world.idle()
+        await settled(world)
         cancelled.cancel()
-        await world.idle()
+        await settled(world)
         assert await stored(memory, failed) == "FAILED"
         assert await stored(memory, again) == "PENDING"
         assert await stored(memory, cancelled) == "CANCELLED"
@@ -121,7 +127,7 @@ async def test_end_is_urgent_when_the_run_has_reported() -> None:
 
     async with lazy_world(manager) as (world, memory):
         handle = reports.enqueue()
-        await world.idle()
+        await settled(world)
         assert await stored(memory, handle) == "COMPLETED"
 
 
@@ -131,9 +137,9 @@ async def test_end_is_urgent_when_somebody_waits_for_it() -> None:
     async with lazy_world(manager) as (world, memory):
         handle = enqueue()
         waiting = asyncio.ensure_future(handle.result())
-        await world.idle()
+        await settled(world)
         gate.set()
-        await world.idle()
+        await settled(world)
         assert waiting.done()
         assert await stored(memory, handle) == "COMPLETED"
 
@@ -166,9 +172,9 @@ async def test_lazy_end_becomes_urgent_when_somebody_waits(
     manager, gate, enqueue = manager_with_gate()
     async with lazy_world(manager) as (world, memory):
         handle = enqueue()
-        await world.idle()
+        await settled(world)
         gate.set()
-        await world.idle()
+        await settled(world)
         assert await stored(memory, handle) == "RUNNING"
         before = world.now
         await wait(world, handle)
@@ -187,7 +193,7 @@ async def test_lazy_end_becomes_urgent_when_its_key_is_awaited() -> None:
     async with lazy_world(manager) as (world, memory):
         call = keyed.with_options(idempotency_key="one")
         handle = call.enqueue()
-        await world.idle()
+        await settled(world)
         assert await stored(memory, handle) == "RUNNING"
         before = world.now
         assert await call.enqueue() == 7
@@ -207,9 +213,9 @@ async def test_ends_are_urgent_while_somebody_joins() -> None:
         handle = enqueue()
         waits_for_other.enqueue()
         joining = asyncio.ensure_future(manager.join())
-        await world.idle()
+        await settled(world)
         gate.set()
-        await world.idle()
+        await settled(world)
         assert not joining.done()
         assert await stored(memory, handle) == "COMPLETED"
         other.set()
@@ -229,9 +235,9 @@ async def test_ends_are_urgent_while_somebody_waits_for_room() -> None:
         blocks.enqueue()
         handle = enqueue()
         waiting = asyncio.ensure_future(manager.wait_for_room("full"))
-        await world.idle()
+        await settled(world)
         gate.set()
-        await world.idle()
+        await settled(world)
         assert not waiting.done()
         assert await stored(memory, handle) == "COMPLETED"
         waiting.cancel()
@@ -242,9 +248,9 @@ async def test_ends_are_urgent_while_memory_is_half_full() -> None:
     manager, gate, enqueue = manager_with_gate(max_pending=4)
     async with lazy_world(manager) as (world, memory):
         handles = [enqueue(), enqueue()]
-        await world.idle()
+        await settled(world)
         gate.set()
-        await world.idle()
+        await settled(world)
         assert await stored(memory, handles[0]) == "COMPLETED"
         assert engine_of(manager).inbox.unsaved_count() < 2
 
@@ -296,7 +302,7 @@ async def test_end_is_urgent_when_its_task_is(mark: Callable[[LiveTask], None]) 
     manager, gate, enqueue = manager_with_gate()
     async with lazy_world(manager) as (world, memory):
         handle = enqueue()
-        await world.idle()
+        await settled(world)
         live = engine_of(manager).live[handle.task_id]
         mark(live)
         gate.set()
@@ -316,7 +322,7 @@ async def test_ends_are_urgent_while_a_stop_drains() -> None:
     async with lazy_world(manager) as (world, memory):
         handle = enqueue()
         hangs.enqueue()
-        await world.idle()
+        await settled(world)
         stopping = asyncio.ensure_future(manager.stop())
         await turns_until(lambda: engine_of(manager).life.is_stopping)
         gate.set()

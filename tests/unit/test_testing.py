@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from taskmanager import (
     ConfigurationError,
     StepFailed,
     StoreUnavailable,
+    TaskEvent,
     TaskInterrupted,
     TaskManager,
     TaskStatus,
@@ -133,6 +135,29 @@ async def test_advance_runs_everything_due_on_the_way_in_order(world: World) -> 
         await world.advance(-1)
     with pytest.raises(ConfigurationError, match="seconds must be seconds"):
         await world.advance("1")  # type: ignore[arg-type]  # on purpose
+
+
+@pytest.mark.parametrize("persist", [True, False])
+@pytest.mark.parametrize("way", ["idle", "advance", "drain"])
+async def test_async_listener_has_heard_all_when_a_world_is_idle(world: World, way: str, persist: bool) -> None:
+    """Also of an end whose commit may wait for the next one: no time need pass for that."""
+    manager, heard = world.manager, list[str]()
+
+    @manager.on("completed")
+    async def hear(event: TaskEvent) -> None:
+        heard.append(event.task.task_name)
+
+    @manager.task(name="next", persist=persist)
+    async def following() -> None: ...
+
+    @manager.task(name="job", persist=persist)
+    async def job() -> None:
+        following.enqueue()
+
+    job.with_options(delay=60 if way == "advance" else 0).enqueue()
+    await {"idle": world.idle, "advance": partial(world.advance, 60), "drain": world.drain}[way]()
+    assert heard == ["job", "next"]
+    assert world.now == START + timedelta(seconds=60 if way == "advance" else 0)
 
 
 async def test_time_of_a_world_that_has_ended_does_not_pass() -> None:
