@@ -3,12 +3,12 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
-from taskmanager.codec.annotations import annotated_function, is_async, signature_of
+from taskmanager.codec.annotations import annotated_function, is_async, named_function, signature_of
 from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec
 from taskmanager.codec.values import Codec
@@ -141,6 +141,10 @@ class Registry:
         def listen(fn: L) -> L:
             if isinstance(fn, Task) or not callable(fn) or not _takes(fn, 1):
                 raise ConfigurationError(f"{fn!r} cannot listen: it must be a function of one parameter, the event")
+            is_generator = _is_generator(fn)  # its body would not run
+            if is_generator or not isinstance(fn, Hashable):
+                reason = "a generator function" if is_generator else "not hashable"
+                raise ConfigurationError(f"{fn!r} cannot listen, because it is {reason}; call it from a plain function")
             self.hooks.listen(fn, frozenset(kinds or known))
             return fn
 
@@ -210,6 +214,11 @@ def _takes(fn: Callable[..., Any], count: int) -> bool:
     except ValueError:  # it is written in C, and does not say
         return True
     return True
+
+
+def _is_generator(fn: Callable[..., Any]) -> bool:
+    behind = named_function(fn)
+    return inspect.isgeneratorfunction(behind) or inspect.isasyncgenfunction(behind)
 
 
 def _check_may_move(task: Task[..., Any], status: "ManagerStatus") -> None:

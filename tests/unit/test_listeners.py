@@ -4,7 +4,10 @@ import asyncio
 import gc
 import threading
 from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial, wraps
 from pathlib import Path
 from typing import get_args
 
@@ -489,6 +492,35 @@ def test_a_function_that_cannot_listen_is_refused() -> None:
     for wrong in (deaf, job, "deaf", None):
         with pytest.raises(ConfigurationError, match="a function of one parameter"):
             manager.on()(wrong)  # type: ignore[type-var]
+
+
+def test_listener_that_would_never_run_or_be_found_is_refused() -> None:
+    """The body of a generator function would not run, and no event would tell of it."""
+    manager, counted = TaskManager(None), list[str]()
+
+    def generates(event: TaskEvent) -> Iterator[str]:
+        yield event.kind
+
+    async def generates_too(event: TaskEvent) -> AsyncIterator[str]:
+        yield event.kind
+
+    @wraps(generates)
+    def runs_it(event: TaskEvent) -> None:
+        counted.extend(generates(event))
+
+    @dataclass
+    class Alarm:
+        count: int = 0
+
+        def __call__(self, event: TaskEvent) -> None:
+            self.count += 1
+
+    for wrong in (generates, generates_too, partial(generates)):
+        with pytest.raises(ConfigurationError, match="it is a generator function; call it from a plain function"):
+            manager.on()(wrong)
+    with pytest.raises(ConfigurationError, match="it is not hashable; call it from a plain function"):
+        manager.on()(Alarm())
+    manager.on()(runs_it)
 
 
 # --- what a listener may do -------------------------------------------------------------------------------------------
