@@ -13,7 +13,7 @@ from taskmanager.engine.intake.intake import HOW_TO_START as HOW
 from taskmanager.engine.intake.intake import Intake
 from taskmanager.engine.words.live_task import GOES_ON, Ending, LiveTask
 from taskmanager.engine.words.loops import has_real_time, result_from, result_here, say_no_loop
-from taskmanager.engine.words.outcome import extra_of
+from taskmanager.engine.words.outcome import Exit, extra_of, without_exit
 from taskmanager.engine.words.waiters import Waiters, refuse_inside, wait_in
 from taskmanager.model.checks import check_tags, check_timeout
 from taskmanager.model.clock import SystemClock
@@ -247,14 +247,14 @@ class CurrentInstance:
             if isinstance(what, Coroutine):
                 what.close()  # or Python would warn that nobody awaited it
             raise
-        waiting = _awaited(what)
+        waiting = without_exit(what)
         try:
             future = asyncio.run_coroutine_threadsafe(waiting, loop)
         except RuntimeError:  # the loop was closed in this moment
             waiting.close()
             raise ManagerStopped("the manager has stopped") from None
         try:
-            return result_here(future, timeout_s, loop)
+            found = result_here(future, timeout_s, loop)
         except CancelledError:
             raise ManagerStopped(_STOPPED_MEANWHILE) from None
         except TimeoutError:
@@ -264,6 +264,9 @@ class CurrentInstance:
         finally:
             if not loop.is_closed():
                 future.cancel()
+        if isinstance(found, Exit):
+            raise found.exc
+        return found
 
     def _loop_for_threads(self) -> asyncio.AbstractEventLoop:
         running = self.running()
@@ -437,7 +440,3 @@ class CurrentInstance:
         """Why the store takes no writes now, or None."""
         running = self.running()
         return None if running is None else running.engine.writer.degraded_reason
-
-
-async def _awaited(what: Awaitable[T]) -> T:
-    return await what

@@ -16,9 +16,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import FrameType, TracebackType
-from typing import Any, Final, NamedTuple, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from taskmanager.engine.words.loops import let_loop_close, result_here
+from taskmanager.engine.words.outcome import Exit
 from taskmanager.engine.words.settings import Settings
 from taskmanager.lifecycle import CANCEL_GRACE_S
 from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable, TaskManagerError, error_line
@@ -177,7 +178,7 @@ def _gives_way(exc: Exception, main: Main | None, ended: "asyncio.Task[Any] | No
         logger.error("%s", error_line(exc))
         return True
     has_failed = ended is not None and (
-        ended.cancelled() or ended.exception() is not None or isinstance(ended.result(), _Exit)
+        ended.cancelled() or ended.exception() is not None or isinstance(ended.result(), Exit)
     )
     if has_failed:
         logger.error("the stop has failed", exc_info=exc)
@@ -187,7 +188,7 @@ def _gives_way(exc: Exception, main: Main | None, ended: "asyncio.Task[Any] | No
 def _answer(work: "asyncio.Task[Any]") -> Any:
     """Return what `main` returned, or raise what it raised."""
     found = work.result()
-    if isinstance(found, _Exit):
+    if isinstance(found, Exit):
         raise found.exc
     return found
 
@@ -201,12 +202,6 @@ async def _either(work: "asyncio.Task[Any]", event: asyncio.Event) -> None:
         waiting.cancel()
 
 
-class _Exit(NamedTuple):
-    """`main` asked for the end of the process."""
-
-    exc: SystemExit | KeyboardInterrupt
-
-
 async def _run(main: Main) -> Any:
     """Run `main`, and return its `sys.exit()` as a value. Raised by a task it would break the loop before the stop."""
     work = main()
@@ -215,7 +210,7 @@ async def _run(main: Main) -> Any:
     try:
         return await work
     except (SystemExit, KeyboardInterrupt) as exc:
-        return _Exit(exc)
+        return Exit(exc)
 
 
 @contextlib.contextmanager
@@ -319,7 +314,9 @@ class InThread(AbstractContextManager[T]):
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._until_left())
             self._over.set_result(None)
-        except Exception as exc:  # noqa: BLE001  # raised where the thread was asked for
+        except (Exception, SystemExit, KeyboardInterrupt) as exc:  # raised where the thread was asked for
+            if not isinstance(exc, Exception):  # of a task that code of the application has made
+                logger.critical("the manager has stopped: its event loop was ended by %r", exc, exc_info=exc)
             if not self._up.done():
                 self._up.set_exception(exc)
             self._over.set_exception(exc)

@@ -202,6 +202,54 @@ def test_call_raises_what_its_work_raises(manager: TaskManager) -> None:
         assert handle.cancel()
 
 
+@pytest.mark.parametrize("exc", [SystemExit(3), KeyboardInterrupt()])
+def test_call_hands_an_exit_to_its_thread_and_the_manager_goes_on(manager: TaskManager, exc: BaseException) -> None:
+    """Raised in a task of the loop it would end the loop, and with it the work of everybody else."""
+
+    @manager.task(persist=True)
+    async def double(n: int) -> int:
+        return 2 * n
+
+    async def leave() -> None:
+        raise exc
+
+    with manager.in_thread():
+        with pytest.raises(type(exc)) as raised:
+            manager.call(leave(), timeout=30)
+        assert raised.value is exc
+        assert double.enqueue(21).wait(timeout=30) == 42
+
+
+def test_exit_in_a_task_of_the_loop_is_raised_where_the_block_ends(
+    manager: TaskManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ends the loop, as everywhere in asyncio. The manager stops in order, and a line says why."""
+    left = set[asyncio.Task[None]]()
+
+    @manager.task(persist=True)
+    async def kept() -> None: ...
+
+    async def leave() -> None:
+        sys.exit(3)
+
+    async def begin() -> None:
+        left.add(asyncio.create_task(leave()))
+        await asyncio.Event().wait()
+
+    def end_the_loop() -> None:
+        with pytest.raises(ManagerStopped):
+            manager.call(begin(), timeout=30)
+
+    waiting = kept.with_options(delay=3600).enqueue()
+    with pytest.raises(SystemExit) as raised, manager.in_thread():
+        end_the_loop()
+    assert raised.value.code == 3
+    assert [str(each.exception()) for each in left] == ["3"]
+    assert "the manager has stopped: its event loop was ended by SystemExit(3)" in caplog.text
+    with manager.in_thread():
+        assert manager.call(manager.handle(waiting.task_id).info()).status is TaskStatus.PENDING
+
+
 @pytest.mark.parametrize("persist", [True, False])
 def test_handle_has_the_cause_of_a_task_that_ends_before_the_call(
     manager: TaskManager, monkeypatch: pytest.MonkeyPatch, persist: bool

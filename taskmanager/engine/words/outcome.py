@@ -14,11 +14,11 @@ import logging
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from itertools import pairwise
 from opcode import opmap
 from types import CoroutineType, TracebackType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from taskmanager.engine.words.definition import Definition, tags_of
 from taskmanager.engine.words.live_task import LiveTask
@@ -36,6 +36,7 @@ _BETWEEN: Final = ("taskmanager.engine.run.calls", "taskmanager.engine.run.lanes
 """The modules through which a middleware comes to its function."""
 
 _OF_STOP: Final = frozenset({BuiltInTaskCode.MANAGER_STOPPED, BuiltInTaskCode.TASK_INTERRUPTED})
+T = TypeVar("T")
 _NOT_PLAIN: Final = (Snooze, TaskResult, TaskError, CoroutineType)
 
 
@@ -212,6 +213,22 @@ def _is_from_signal(exc: BaseException) -> bool:
     # Python's own handler has no frame. It raises between two instructions, or in a call that was waiting.
     is_by_default = type(exc) is KeyboardInterrupt and handlers[0] is signal.default_int_handler
     return is_by_default and bool(steps) and not _is_raise(steps[-1])
+
+
+class Exit(NamedTuple):
+    """What code of the application has raised to end the process."""
+
+    exc: SystemExit | KeyboardInterrupt
+
+
+async def without_exit(what: Awaitable[T]) -> T | Exit:
+    """Await it, and return its `sys.exit()` as a value: a task that raises it breaks the loop. A signal's is raised."""
+    try:
+        return await what
+    except (SystemExit, KeyboardInterrupt) as exc:
+        if comes_from_signal(exc):
+            raise
+        return Exit(exc)
 
 
 def comes_from_stop(exc: BaseException) -> bool:
