@@ -412,6 +412,28 @@ async def test_step_failed_has_its_cause_in_the_first_run_only(program: Program,
     assert words == ["UNHANDLED_EXCEPTION: Declined: a"] * 2
 
 
+@pytest.mark.parametrize("exc", [SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_step_of_a_branch_that_exits_has_failed_and_the_loop_goes_on(
+    program: Program, exc: BaseException, is_async: bool
+) -> None:
+    """A branch is a task of asyncio, and one that raises these ends the loop, with all that runs on it."""
+
+    async def leaves() -> None:
+        raise exc
+
+    def leaves_in_a_thread() -> None:
+        raise exc
+
+    async def code() -> list[str]:
+        steps = [step(leaves if is_async else leaves_in_a_thread) for _ in range(2)]
+        found = await asyncio.gather(*steps, return_exceptions=True)
+        return [f"{type(each).__name__} {each}" for each in found]
+
+    words = f"StepFailed UNHANDLED_EXCEPTION: {type(exc).__name__}{': 3' if exc.args else ''}"
+    assert await program.ends(code) == [words] * 2
+
+
 async def test_error_code_of_a_task_is_that_of_the_step_that_left_it(world: World, ran: Ran) -> None:
     """By the mapper of the task; its retries go by it too."""
     program = Program(

@@ -27,6 +27,7 @@ from taskmanager.engine.words.loops import outlast
 from taskmanager.engine.words.outcome import (
     Outcome,
     as_cause,
+    comes_from_signal,
     comes_from_stop,
     extra_of,
     failure_of,
@@ -274,8 +275,8 @@ class StepCalls:
             try:
                 value = await self._lanes.run(call)
                 return row._replace(error_code=None, error_message=None), value
-            except Exception as exc:
-                if self._attempt.stop_reason is not None or comes_from_stop(exc):
+            except (Exception, SystemExit, KeyboardInterrupt) as exc:  # a branch that raises these would break the loop
+                if self._attempt.stop_reason is not None or comes_from_stop(exc) or comes_from_signal(exc):
                     raise
                 error = exc.error if type(exc) is Refused else self._error_of(exc)
                 row = row._replace(error_code=str(error.error_code), error_message=error.message)
@@ -302,7 +303,7 @@ class StepCalls:
             finally:
                 await self._attempt.end_wait()
 
-    def _error_of(self, exc: Exception) -> TaskError:
+    def _error_of(self, exc: BaseException) -> TaskError:
         return failure_of(self._definition, exc).error or TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION)
 
     # The record.
@@ -323,7 +324,7 @@ class StepCalls:
             await self._give_up(row, TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, str(exc)), exc)
         return value
 
-    async def _give_up(self, row: StepRow, error: TaskError, cause: Exception) -> NoReturn:
+    async def _give_up(self, row: StepRow, error: TaskError, cause: BaseException) -> NoReturn:
         """Record the error, and raise it when that is committed."""
         code, message = str(error.error_code), error.message
         text = self._definition.stored_error(error)
