@@ -55,6 +55,8 @@ READS = frozenset(
 
 
 CLOSE_LOOK_US = 1_000
+SLOW_US = 20_000
+"""A call that takes longer, by itself or behind others, is in the way of its process."""
 
 
 class Fate(NamedTuple):
@@ -176,6 +178,8 @@ class FaultyLine:
                 raise
         begins = max(now_us, self._busy_until_us[connection]) + fate.wait_us
         self._busy_until_us[connection] = begins + fate.answer_us
+        if begins + fate.answer_us - now_us > SLOW_US:
+            process.is_disturbed(begins + fate.answer_us - now_us)
         answer: asyncio.Future[Any] = process.loop.create_future()
         open_count = self._open_count
 

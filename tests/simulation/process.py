@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 HEART_US = 500_000
-SLOW_US = 20_000
-"""A call of the store that takes longer is in the way of everything behind it."""
 WOKEN_US = 5_000_000
 """Who saw it silent may act on that for as long as a slow reader takes."""
 DEGRADED_US = 5_000_000
@@ -249,8 +247,8 @@ class Process:
         fate = world.weather.draw(world.chance)
         if max(self.outage_until_us, world.outage_until_us) > world.now_us:
             fate = Fate("before", world.chance.choice((0, 0, 100_000)))
-        if fate.kind != "ok" or fate.wait_us + fate.answer_us > SLOW_US:
-            self.is_disturbed(fate.wait_us + fate.answer_us)
+        if fate.kind != "ok":
+            self.is_disturbed()
         return fate
 
     def step(self, by_s: float) -> None:

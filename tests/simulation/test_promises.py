@@ -108,6 +108,19 @@ def test_pause_allows_a_child_that_comes_up_late_for_what_has_started(world: Wor
     assert world.faults == []
 
 
+def test_process_is_disturbed_until_the_last_of_slow_reads_is_answered(world: World) -> None:
+    """A read that comes behind others takes their time too, and nothing that others have written is heard of before."""
+    process = started(world)
+    assert process.engine is not None
+    world.weather = Weather(late=1.0, longest_us=3_000_000)
+    reads = [process.loop.create_task(process.engine.store.counts()) for _ in range(3)]
+    assert not world.run_until(lambda: False, 0.01)
+    world.weather, began_us = Weather(), world.now_us
+    assert world.run_until(lambda: all(each.done() for each in reads), 20.0)
+    assert world.now_us - began_us > 3_000_000
+    assert not process.is_undisturbed_since(world.now_us - 1)
+
+
 def test_pause_that_another_instance_does_not_hear_of_is_a_fault(world: World) -> None:
     """It has had the time to, and nothing was in its way."""
     first, second = started(world), started(world)
