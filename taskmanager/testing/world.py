@@ -117,8 +117,13 @@ class World:
 
     # Moving.
 
-    def _check_loop(self) -> None:
-        """Refuse another loop: time passes on the loop of the world only, and a test might wait for ever."""
+    def _check(self) -> None:
+        """Refuse a world that has ended: its clock and its records are gone, and the manager would use its own.
+
+        Refuse another loop: time passes on the loop of the world only, and a test might wait for ever.
+        """
+        if self.is_over:
+            raise ConfigurationError("this world has ended; use it inside of `async with isolated(...)`")
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigurationError(
                 "this world lives on another event loop, which stands still meanwhile. Let one plugin of pytest run "
@@ -131,9 +136,7 @@ class World:
         Time stands still while threads and child processes run. Raises `ConfigurationError` for what is no duration,
         and outside of `async with isolated(...)`, where that much time would really pass.
         """
-        self._check_loop()
-        if self.is_over:
-            raise ConfigurationError("this world has ended; let time pass inside of `async with isolated(...)`")
+        self._check()
         given_s = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
         if isinstance(given_s, int | float) and given_s < 0:
             raise ConfigurationError("time passes forwards; world.clock.step(seconds) moves wall time back")
@@ -143,7 +146,7 @@ class World:
 
     async def idle(self) -> None:
         """Run everything that can go on without time passing. On a real clock these are a few turns of the loop."""
-        self._check_loop()
+        self._check()
         if self.virtual is None:
             for _ in range(MAX_IDLE_LOOKS):
                 await asyncio.sleep(0)
@@ -168,7 +171,7 @@ class World:
 
         Raises `RuntimeError` if one never will, because its function is not registered or its queue is paused.
         """
-        self._check_loop()
+        self._check()
         looks = 0
         while True:
             await self.manager.join()
@@ -183,12 +186,13 @@ class World:
 
     async def restart(self) -> None:
         """Stop the manager and start it again on the same store, as a deploy does."""
-        self._check_loop()
+        self._check()
         await self.manager.stop()
         await self.start()
 
     async def start(self) -> None:
         """Start the manager on the same store, after a `manager.stop()` in this world."""
+        self._check()
         await self.manager.start()
         engine = self._engine
         if engine is not None and self.virtual is not None:
