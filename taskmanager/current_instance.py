@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from taskmanager.store.protocol import Store
 
 _STOP_OUTSIDE: Final = "set an event that the code around the manager waits for, or raise SIGTERM under run()"
+_IN_MEMORY: Final = "in `isolated` its record is kept in memory; test that with a manager on a file of its own"
 _STOPPED_MEANWHILE: Final = "the manager stopped before the call had ended"
 HINT_AFTER_S: Final = 3.0
 """After a wait of this length a message says that nobody has started the manager."""
@@ -199,9 +200,8 @@ class CurrentInstance:
     ) -> "tuple[LiveTask, Place]":
         (definition, options), place = call, self.place
         if place is None or not definition.is_persisted:
-            raise ConfigurationError(
-                f"task {definition.name!r} is memory-only and cannot be written in a transaction; give it persist=True"
-            )
+            why = _IN_MEMORY if definition.is_persisted else "it is memory-only; give it persist=True"
+            raise ConfigurationError(f"task {definition.name!r} cannot be written in a transaction: {why}")
         place.check_process()
         live = self._intake().make(definition, options, args, kwargs)
         self._expect(live)

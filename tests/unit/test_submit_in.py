@@ -14,6 +14,7 @@ import aiosqlite
 import pytest
 
 from taskmanager import ConfigurationError, StoreError, StoreUnavailable, TaskManager
+from taskmanager.testing import isolated
 
 pytestmark = pytest.mark.anyio
 
@@ -268,6 +269,21 @@ async def test_a_submit_that_cannot_work_is_refused_in_words_that_help(tmp_path:
         pytest.raises(StoreError, match="start the manager"),
     ):
         unborn.submit_in(early, work)
+
+
+async def test_submit_in_an_isolated_world_says_that_there_is_no_file(tmp_path: Path) -> None:
+    """The task is persisted, so to call it memory-only would send its author to the wrong place."""
+    manager = TaskManager(tmp_path / "tasks.db")
+
+    @manager.task(persist=True)
+    async def ship() -> None: ...
+
+    with closing(sqlite3.connect(tmp_path / "other.db")) as connection:
+        async with isolated(manager):
+            with pytest.raises(ConfigurationError, match="isolated.* in memory; test that with a manager on a file"):
+                manager.submit_in(connection, ship)
+            with pytest.raises(ConfigurationError, match="isolated"):
+                manager.insert_statement(ship)
 
 
 async def test_a_task_goes_only_into_the_file_of_its_manager(tmp_path: Path) -> None:
