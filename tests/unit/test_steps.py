@@ -19,6 +19,7 @@ from taskmanager import (
     StepFailed,
     StepInfo,
     Task,
+    TaskCancelled,
     TaskError,
     TaskFailed,
     TaskManager,
@@ -432,6 +433,27 @@ async def test_step_of_a_branch_that_exits_has_failed_and_the_loop_goes_on(
 
     words = f"StepFailed UNHANDLED_EXCEPTION: {type(exc).__name__}{': 3' if exc.args else ''}"
     assert await program.ends(code) == [words] * 2
+
+
+@pytest.mark.parametrize("is_branch", [True, False])
+async def test_exit_in_the_cleanup_of_a_cancelled_step_ends_no_loop(world: World, is_branch: bool) -> None:
+    """What is raised after a cancellation is a part of it."""
+
+    async def leaves() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise SystemExit(3)
+
+    @world.manager.task(persist=True)
+    async def job() -> None:
+        await (asyncio.gather(step(leaves), step(leaves)) if is_branch else step(leaves))
+
+    handle = job.enqueue()
+    await world.idle()
+    assert await world.manager.cancel(handle.task_id)
+    with pytest.raises(TaskCancelled):
+        await handle
 
 
 async def test_error_code_of_a_task_is_that_of_the_step_that_left_it(world: World, ran: Ran) -> None:

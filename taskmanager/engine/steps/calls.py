@@ -276,8 +276,12 @@ class StepCalls:
                 value = await self._lanes.run(call)
                 return row._replace(error_code=None, error_message=None), value
             except (Exception, SystemExit, KeyboardInterrupt) as exc:  # a branch that raises these would break the loop
-                if self._attempt.stop_reason is not None or comes_from_stop(exc) or comes_from_signal(exc):
+                if comes_from_stop(exc) or comes_from_signal(exc):
                     raise
+                if self._attempt.stop_reason is not None:
+                    if isinstance(exc, Exception):
+                        raise
+                    raise asyncio.CancelledError from exc
                 error = exc.error if type(exc) is Refused else self._error_of(exc)
                 row = row._replace(error_code=str(error.error_code), error_message=error.message)
                 delay_s = retry.next_delay_s(error.error_code, row.attempts - 1, self._random_01())
