@@ -50,7 +50,7 @@ class Holder(Protocol):
     _cause: tuple[Ending, BaseException] | None
 
 
-_STOPPED: Final = TaskError(BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped; the task waits for the next start")
+_STOPPED: Final = TaskError(BuiltInTaskCode.MANAGER_STOPPED, "it waits for the next start, as the manager stopped")
 GOES_ON = Ending(TaskStatus.PENDING, TaskResult(err=_STOPPED), requeued=True)
 """What a stop tells those who wait for a task that has not ended here."""
 
