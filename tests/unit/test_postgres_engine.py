@@ -1,6 +1,7 @@
 """An instance on a server: by whose clock it goes, and what it does while its session or the server is away."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,6 +19,7 @@ from taskmanager.store.postgresql.store import PostgresStore
 from taskmanager.store.postgresql.watch import Watch
 from taskmanager.store.presence import UNSEEN_S
 from taskmanager.store.protocol import Beat
+from tests.crash.harness import is_alive
 from tests.servers import EVERYBODY, Cluster
 from tests.unit.engine_worlds import engine_of, happens
 
@@ -158,6 +160,32 @@ async def test_instance_whose_sessions_are_ended_goes_on_at_once(cluster: Cluste
         await happens(lambda: watch.put_back() and watch.seen_s is not None and watch.seen_s[0] > before_s)
         await asyncio.wait_for(work.enqueue(), UNSEEN_S)
         assert not engine.dispatcher.is_unseen
+
+
+async def test_call_after_the_sessions_were_ended_is_done_in_new_ones(cluster: Cluster, schema_url: str) -> None:
+    """The server answers, and nothing was sent to the sessions that are gone. So nobody has to try again."""
+    manager = TaskManager(schema_url)
+
+    @manager.task(persist=True)
+    async def work() -> None: ...
+
+    async with manager:
+        handle = work.enqueue()
+        await handle
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: manager.pause("mail"),
+            lambda: manager.resume("mail"),
+            lambda: manager.get(handle.task_id),
+            lambda: manager.retry(handle.task_id, force=True),
+            manager.purge,
+        ]
+        for call in calls:
+            ended = cluster.psql(
+                "SELECT pid FROM pg_stat_activity, pg_terminate_backend(pid) "
+                "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            )
+            await happens(lambda ended=ended: not any(is_alive(int(pid)) for (pid,) in ended))  # type: ignore[misc]
+            await call()
 
 
 async def test_instance_that_writes_all_the_time_hears_of_others_at_once(schema_url: str) -> None:

@@ -216,8 +216,8 @@ class Connection:
         if self._is_closed:
             raise_not_open(self._address)
         session = self._session
-        if session is None or session.raw.closed:
-            self._session = None
+        if session is None or _was_ended(session):
+            self._let_go()
             self._session = session = self._connect()
         if self.is_another:
             raise StoreUnavailable(
@@ -314,6 +314,17 @@ class Connection:
         with self._using:
             self._is_closed = True
             self._let_go()
+
+
+def _was_ended(session: PostgresSession) -> bool:
+    """Return whether the server has ended the session since it was last used, as a restart does.
+
+    It has said so unasked, and nothing was sent to it. So a new session can do what this one cannot.
+    """
+    with suppress(psycopg.Error):
+        session.raw.pgconn.consume_input()  # its last words
+        session.raw.pgconn.consume_input()  # the end comes behind them
+    return session.raw.closed
 
 
 def ask_nothing(_session: PostgresSession) -> None:
