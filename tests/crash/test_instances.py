@@ -4,13 +4,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.crash.harness import Line, Site, both, both_with, is_alive, killed_at_the_end, wait_for
+from tests.crash.harness import PATIENCE_S, ROOT, Line, Site, both, both_with, is_alive, killed_at_the_end, wait_for
 from tests.crash.kinds import is_server
 
 LONG_S = 30
@@ -271,6 +272,53 @@ def test_forks_at_any_moment_damage_nothing_and_lose_no_task(tmp_path: Path, dat
     assert len(saved) == 600
     assert saved <= site.statuses().keys()
     site.assert_sound()
+
+
+_FORKS_IN_A_TASK = """
+import asyncio, os, sys
+from taskmanager import TaskManager
+
+lane, end = sys.argv[1:]
+manager = TaskManager("tasks.db")
+
+if lane == "surrounded":
+    @manager.middleware
+    async def around(context, go_on):
+        return await go_on()
+
+def fork():
+    if pid := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if end == "exit":
+        sys.exit(3)
+    if end == "raise":
+        raise ValueError("in the copy")
+
+async def on_the_loop():
+    return fork()
+
+work = manager.task(name="work", persist=True)(fork if lane == "thread" else on_the_loop)
+
+async def main():
+    async with manager:
+        print(await work.enqueue())
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("lane", ["async", "surrounded", "thread"])
+@pytest.mark.parametrize(("end", "status"), [("return", 0), ("raise", 1), ("exit", 3)])
+def test_a_copy_that_a_task_forks_ends_with_the_code_of_the_task(
+    tmp_path: Path, lane: str, end: str, status: int
+) -> None:
+    """It is no second application: it goes on with no loop, answers nobody, and its status is that of the code."""
+    command = [sys.executable, "-c", _FORKS_IN_A_TASK, lane, end]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=PATIENCE_S, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, f"{status}\n"), done.stderr
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from taskmanager.codec.annotations import is_async
 from taskmanager.codec.safe import readable
 from taskmanager.engine.words.outcome import describe, error_of, words_of
+from taskmanager.model.context import current
 from taskmanager.model.errors import ArgumentError, ConfigurationError
 from taskmanager.model.result import TaskResult, plain_text
 
@@ -29,6 +30,11 @@ is_lane_child = False
 """True in a child process of the process lane; enqueueing there raises `WrongProcess`."""
 is_loading_main = False
 """True while this child reads the main module of the program, before it can take a task."""
+forked_by: object = None
+"""The attempt whose code has made this process by a fork, as `current_task()` knows it; None if no task has.
+
+On an event loop the process id does not tell that: all tasks of the copy may end there.
+"""
 
 LogEntry = tuple[int, str, dict[str, object]]
 """The instant, the text and the fields of `current_task().log`."""
@@ -137,13 +143,17 @@ def _unpicklable(call: ChildCall) -> str:
 
 
 def end_if_copy(of_pid: int, error: BaseException | None) -> None:
-    """End this process if it is a copy that the code of a task has forked, and that comes back from that code.
+    """End this process if it is a copy of process `of_pid` that the code of a task has forked. See `end_copy`."""
+    if os.getpid() != of_pid:
+        end_copy(error)
 
-    The copy has all that process `of_pid` has. It would wait for work for ever, or answer in the place of that process.
-    It ends as a program does whose main function is over. `error` is what the code has raised.
+
+def end_copy(error: BaseException | None) -> None:
+    """End this process, which is a copy that the code of a task has forked, and that comes back from that code.
+
+    The copy has all that its parent has. It would wait for work for ever, or answer in the place of that process. It
+    ends as a program does whose main function is over. `error` is what the code has raised.
     """
-    if os.getpid() == of_pid:
-        return
     status = 0 if error is None else 1
     if issubclass(type(error), SystemExit):
         code = error.code  # type: ignore[union-attr]  # shown by issubclass
@@ -154,6 +164,15 @@ def end_if_copy(of_pid: int, error: BaseException | None) -> None:
         with suppress(AttributeError, OSError, ValueError):  # there may be none, or it may be closed
             stream.flush()
     os._exit(status & 0xFF)
+
+
+def _forked() -> None:
+    global forked_by  # one value for the whole process
+    forked_by = current.get(None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def packed_value(value: Any) -> ChildReply:

@@ -11,6 +11,7 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
+from taskmanager.engine.run import child
 from taskmanager.engine.run.lanes import BrokenProcess, CannotStart, Ended, ProcessLane, ThreadLane
 from taskmanager.engine.words.attempt import Attempt, StopReason, drive
 from taskmanager.engine.words.loops import Host, let_loop_close
@@ -188,9 +189,13 @@ class Runner:
             args, kwargs = _arguments(attempt)
             attempt.has_reached_code = True
             value = await drive(fn(*args, **kwargs), attempt)
+            if child.forked_by is attempt:
+                child.end_copy(None)
             is_plain = attempt.is_plain and (value is None or is_plain_value(value))
             outcome = None if is_plain else outcome_of(value)
         except BaseException as exc:
+            if child.forked_by is attempt:
+                child.end_copy(exc)
             if comes_from_signal(exc):
                 self._interrupt(attempt, exc)
                 if attempt.is_told:
@@ -290,7 +295,11 @@ class Runner:
             _begin(attempt)
             surrounded = Surrounded(attempt, *_arguments(attempt), self.threads, self.processes)
             outcome = await drive(surrounded.run(self._middlewares), attempt)
+            if child.forked_by is attempt:
+                child.end_copy(None)
         except BaseException as exc:
+            if child.forked_by is attempt:
+                child.end_copy(exc)
             if attempt.thread is not None and self._waits_on(attempt, attempt.thread, exc):
                 return
             if comes_from_signal(exc):
