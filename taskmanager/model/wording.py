@@ -32,7 +32,11 @@ def why(code: str, message: str | None, *, max_chars: int = MAX_WHY_CHARS, is_sh
 
 
 def remedy(error: OSError, otherwise: str) -> str:
-    """Return what to do about a file that cannot be made. If descriptors have run out, permissions are not to blame."""
+    """Return what to do about a file that cannot be made. Permissions are not to blame for everything."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "too many files are open; raise the limit (`ulimit -n`), or find who does not close them"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk or the quota is full; free some space, and see that there is room for more files (`df -i`)"
+    if error.errno == errno.ENAMETOOLONG:
+        return "use a shorter name"
     return otherwise

@@ -49,6 +49,7 @@ async def test_a_start_without_enough_threads_says_so_and_leaves_nothing(
         ("newer", "upgrade taskmanager"),
         ("missing directory", "create it first"),
         ("a directory", "path of a file"),
+        ("a long name", "use a shorter name"),
     ],
 )
 async def test_a_file_that_cannot_be_used_is_refused_in_words_that_help(tmp_path: Path, kind: str, words: str) -> None:
@@ -58,6 +59,8 @@ async def test_a_file_that_cannot_be_used_is_refused_in_words_that_help(tmp_path
         db.write_bytes(b"once upon a time " * 1_000)
     elif kind == "missing directory":
         db = tmp_path / "nowhere" / "tasks.db"
+    elif kind == "a long name":
+        db = tmp_path / ("tasks" * 46)  # the name of a lock file is longer than that of the database
     elif kind == "a directory":
         db.mkdir()
     else:

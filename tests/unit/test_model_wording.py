@@ -1,15 +1,17 @@
 """Why something failed, in the words that the log and every screen share."""
 
 import asyncio
+import errno
 import io
 import logging
+import os
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from taskmanager import BuiltInTaskCode, TaskError, TaskManager, TaskResult
-from taskmanager.model.wording import MAX_WHY_CHARS, why
+from taskmanager.model.wording import MAX_WHY_CHARS, remedy, why
 from tests.unit.command_line import taskmanager
 
 
@@ -73,3 +75,11 @@ def test_the_log_and_the_screens_say_the_same_why(tmp_path: Path, caplog: pytest
         shown = taskmanager("show", listed.splitlines()[1].split()[0], "--db", tmp_path / "tasks.db", columns=200).out
         assert shown.count(reason) >= 3  # in the head, and with each attempt
         assert reason in console.file.getvalue()  # type: ignore[attr-defined]  # it is a StringIO
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.ENOSPC, "free some"), (errno.EDQUOT, "free some"), (errno.EACCES, "make it writable")]
+)
+def test_remedy_for_a_disk_without_room_speaks_of_no_permission(number: int, words: str) -> None:
+    """A disk may have space and no room for one file more: SQLite's own files fit on it, and the lock file does not."""
+    assert words in remedy(OSError(number, os.strerror(number)), "make it writable")

@@ -165,6 +165,36 @@ def test_a_file_in_a_directory_that_cannot_be_written_is_read(open_folder: Path)
     assert "copy tasks.db and tasks.db-wal to a directory you can write" in run_python(READ, database)
 
 
+FULL: Final = """
+import asyncio, resource
+from taskmanager import StoreUnavailable, TaskManager
+
+async def main():
+    try:
+        await TaskManager(sys.argv[1]).start()
+    except StoreUnavailable as exc:
+        print(exc)
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))  # as on a full disk, there is no room for the side files
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no quotas of this kind")
+def test_a_file_on_a_full_disk_is_read_and_its_start_is_told_so(tmp_path: Path) -> None:
+    """Who looks why the application does not start must see the tasks, and hear of the disk. A log that must be
+    replayed is not passed over there either.
+    """
+    database = tmp_path / "tasks.db"
+    write_three(database)
+    imports, reading = READ.split("migrations()\n")
+    assert run_python(imports + FULL + reading[reading.index("try:") :], database) == "3"
+    assert "the disk is full; free some space" in run_python(imports + FULL + "asyncio.run(main())", database)
+    run_python(CRASH, database)
+    database.with_name("tasks.db-shm").unlink()
+    said = run_python(imports + FULL + reading[reading.index("try:") :], database)
+    assert "a log that cannot be replayed" in said
+
+
 def test_a_newer_and_an_older_schema_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who only looks migrates nothing, and does not guess."""
     database = tmp_path / "tasks.db"

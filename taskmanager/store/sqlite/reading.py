@@ -24,7 +24,7 @@ from taskmanager.store.sqlite.session import SqliteSession, primary_code
 _SLICE_S: Final = 0.1
 """How long SQLite waits at a time: no signal is heard meanwhile, and Ctrl-C should be."""
 
-_NO_SIDE_FILES: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
+_NO_SIDE_FILES: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL})
 
 
 @contextmanager
@@ -71,8 +71,8 @@ def _connect(path: Path, patience_s: float) -> SqliteSession:
     try:
         return _open(path, "mode=ro", patience_s)
     except sqlite3.OperationalError as error:
-        # A directory where the side files can neither be made nor written. Without a log nobody is connected, so the
-        # file alone is the truth; with one it is not.
+        # The side files can neither be made nor written in this directory, or on this full disk. Without a log nobody
+        # is connected, so the file alone is the truth; with one it is not.
         if primary_code(error) not in _NO_SIDE_FILES or _log_size(path):
             raise
         return _open(path, "mode=ro&immutable=1", patience_s)
@@ -108,7 +108,7 @@ def _explained(path: Path, error: sqlite3.Error) -> StoreError:
         return StoreError(f"{path} is not a database; give the path of the file that the application writes")
     if code in _NO_SIDE_FILES and _log_size(path):
         return StoreUnavailable(
-            f"{path} has a log that cannot be replayed where the directory is read-only; "
+            f"{path} has a log that cannot be replayed where the directory is read-only, or the disk full; "
             f"copy {path.name} and {path.name}-wal to a directory you can write, and look at them there"
         )
     return translate(str(path), error)

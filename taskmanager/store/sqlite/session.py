@@ -40,9 +40,12 @@ _GUILTY_CODES: Final = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOB
 
 
 def primary_code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code of an error, 0 when SQLite had no part in it."""
+    """SQLite's primary result code of an error, 0 when SQLite had no part in it.
+
+    No room for the index of the log is a full disk, whatever SQLite calls it.
+    """
     code: int = getattr(error, "sqlite_errorcode", 0)
-    return code & 0xFF
+    return sqlite3.SQLITE_FULL if code == sqlite3.SQLITE_IOERR_SHMSIZE else code & 0xFF
 
 
 sqlite3.register_adapter(Undecodable, lambda text: text.raw)
