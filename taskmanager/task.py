@@ -380,7 +380,7 @@ def import_name(module: str) -> str:
     """Return the name by which others import `__main__`: its import name under `-m`, else the stem of its file."""
     if module not in ("__main__", "__mp_main__"):
         return module
-    main = sys.modules.get("__main__")
+    main = sys.modules.get(module)  # a child of `multiprocessing` has another `__main__` while it loads this one
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name:
         return cast("str", spec.name)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import multiprocessing
 import re
 import sqlite3
 import subprocess
@@ -667,7 +668,7 @@ def test_an_annotation_missing_at_run_time_is_named(manager: TaskManager) -> Non
 
 @pytest.mark.parametrize("how", ["script", "module"])
 def test_main_is_replaced_by_the_name_others_import_it_by(tmp_path: Path, how: str) -> None:
-    """So that a stored task is known however the program is started."""
+    """So that a stored task is known however the program is started, and in the children of `multiprocessing`."""
     (tmp_path / "program.py").write_text(
         textwrap.dedent(
             """
@@ -677,13 +678,24 @@ def test_main_is_replaced_by_the_name_others_import_it_by(tmp_path: Path, how: s
             @manager.task
             async def job() -> None: ...
 
-            print(job.name)
+            def say() -> None:
+                print(job.name, flush=True)
+
+            if __name__ == "__main__":
+                import multiprocessing
+                say()
+                for method in multiprocessing.get_all_start_methods():
+                    child = multiprocessing.get_context(method).Process(target=say)
+                    child.start()
+                    child.join()
+                    print(method, flush=True)
             """
         )
     )
     command = ["program.py"] if how == "script" else ["-m", "program"]
     run = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "program:job"
+    in_children = [f"program:job\n{each}\n" for each in multiprocessing.get_all_start_methods()]
+    assert run.stdout == "".join(["program:job\n", *in_children])
 
 
 @pytest.mark.anyio
