@@ -27,6 +27,7 @@ from taskmanager.engine.words.phases import ENDED, STARTING
 from taskmanager.engine.write.commits import WriterListener
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
+from taskmanager.model.program_end import at_child_end
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
@@ -260,6 +261,7 @@ class Unstopped:
     def begin(self) -> None:
         """Note that the start is up."""
         _unstopped.add(self)
+        at_child_end(leave_unstopped)
 
     def end(self) -> None:
         """Note that the start was stopped, or belongs to another process."""

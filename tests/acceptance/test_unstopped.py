@@ -77,6 +77,20 @@ ENDINGS: Final = {
 }
 
 
+IN_A_CHILD: Final = """
+def child():
+    {0}
+
+if __name__ == "__main__":
+    import multiprocessing
+    process = multiprocessing.get_context("{1}").Process(target=child)
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+"""
+METHODS: Final = ["spawn"] if sys.platform == "win32" else ["spawn", "forkserver", "fork"]
+
+
 def ended(folder: Path, ending: str) -> subprocess.CompletedProcess[str]:
     """The program, run to its end."""
     (folder / "program.py").write_text(f"{PROGRAM}\n{ending}\n")
@@ -119,6 +133,25 @@ def test_unwritten_tasks_are_written_at_exit(tmp_path: Path, ending: str) -> Non
     assert query(tmp_path, "SELECT count(*) FROM taskmanager_instances") == [(0,)]
     outcomes = query(tmp_path, "SELECT outcome, attempt, error_code FROM taskmanager_task_attempts")
     assert outcomes == [("INTERRUPTED", 1, "TASK_INTERRUPTED")] * 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("start", ["asyncio.run(main())", "in_thread()", "asyncio.run(main()); sys.exit(3)"])
+def test_unwritten_tasks_are_written_at_the_end_of_a_child(tmp_path: Path, method: str, start: str) -> None:
+    """A child of `multiprocessing` ends without the exit hooks of Python where it was forked, and not by a crash."""
+    done = ended(tmp_path, IN_A_CHILD.format(start, method))
+    assert done.returncode == (3 if "exit" in start else 0), done.stderr
+    assert tasks(tmp_path) == [("again", "PENDING", 1, 101), ("once", "INTERRUPTED", 0, 1)]
+    assert LINE in said(done)
+    assert not list(tmp_path.glob("*.lock"))
+
+
+@pytest.mark.parametrize("method", [each for each in METHODS if each != "fork"])
+def test_tasks_held_at_the_end_of_a_child_are_said_to_be_lost_once(tmp_path: Path, method: str) -> None:
+    """Each process has a manager of its own there, which nobody starts. (One that was forked refuses such tasks.)"""
+    done = ended(tmp_path, IN_A_CHILD.format("again.enqueue(0)", method))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("1 task enqueued to a manager that was never started") == 1, done.stderr
 
 
 def test_a_manager_that_nobody_holds_any_more_is_written_at_exit(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from taskmanager.model.errors import (
 )
 from taskmanager.model.ids import keyed_task_id, new_task_id
 from taskmanager.model.logger import logger
+from taskmanager.model.program_end import at_child_end
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
@@ -210,6 +211,7 @@ class Intake:
         if self._has_queues_in_file and not live.is_persisted:  # a start may have begun since it was made
             self._check_in_memory(live)
         self.held.append(live)
+        at_child_end(warn_of_held_tasks)
         self._warn_of_no_start(live)
 
     def _check_room(self, live: LiveTask, inbox: Inbox) -> None:
