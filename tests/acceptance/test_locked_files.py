@@ -6,10 +6,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from taskmanager import StoreUnavailable, TaskHandle, lifecycle
+from taskmanager import StoreUnavailable, TaskHandle, Workflow, lifecycle
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.testing.faulty import Fault, FaultyStore
 from tests.acceptance.file_faults import LOCKED_S, ROOT, World, eventually, locked, loop_is_free
@@ -55,6 +56,35 @@ async def test_a_file_locked_by_somebody_else_stops_nobody_and_loses_nothing(tmp
     assert {statuses[label] for label in persisted} == {"COMPLETED"}
     assert len(world.started) == len(set(world.started)), "nothing ran twice"
     world.assert_whole()
+
+
+async def test_calls_of_what_memory_holds_wait_for_the_file_and_others_refuse(tmp_path: Path) -> None:
+    """What is asked of tasks in memory is kept there, and is done when the lock goes. What needs the file says so."""
+    world = World(tmp_path / "tasks.db")
+    async with world.manager as manager:
+        ended = world.once.enqueue("ended")
+        delayed = [world.once.with_options(delay=100_000).enqueue(f"later{n}") for n in range(2)]
+        await ended
+        await manager.flush()
+        workflow = Workflow[Any]("one")
+        workflow.add(world.once, "node")
+        with locked(world.db):
+            cancelling = asyncio.create_task(manager.cancel(delayed[0].task_id))
+            waiting = [
+                asyncio.create_task(call)
+                for call in (manager.cancel_all(queue_name="default"), manager.purge(), manager.flush())
+            ]
+            refused = await asyncio.gather(
+                manager.retry(ended.task_id, force=True),
+                manager.send(delayed[1].task_id, "news"),
+                manager.pause("default"),
+                manager.start_workflow(workflow),
+                return_exceptions=True,
+            )
+            assert {type(each) for each in refused} == {StoreUnavailable}, refused
+            assert not any(each.done() for each in (cancelling, *waiting))
+        assert await cancelling
+        await asyncio.gather(*waiting)
 
 
 async def test_a_start_waits_for_a_lock_that_somebody_holds(tmp_path: Path) -> None:
