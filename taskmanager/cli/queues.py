@@ -82,7 +82,7 @@ def _refusal(queue_name: str, known: Collection[str], db: Place, paused: bool) -
 
 
 @click.command("schedules", epilog=SCHEDULES_EPILOG)
-@click.argument("action", required=False, type=click.Choice(["pause", "resume", "run"]), metavar="[pause|resume|run")
+@click.argument("action", required=False, metavar="[pause|resume|run")
 @click.argument("name", required=False, metavar="NAME]")
 @file_options
 def schedules(action: str | None, name: str | None, db: Place, as_json: bool) -> None:
@@ -90,6 +90,8 @@ def schedules(action: str | None, name: str | None, db: Place, as_json: bool) ->
     now = SystemClock().now_us()
     if action is None:
         _list(db, now, as_json)
+    elif action not in ("pause", "resume", "run"):
+        raise click.UsageError(f"{action!r} is neither pause, resume nor run")
     elif not name:
         raise click.UsageError(f"{action} what? Give the name of a schedule; `taskmanager schedules` lists them")
     elif action == "run":
