@@ -20,6 +20,7 @@ from taskmanager import (
     sleep,
     wait_for,
 )
+from taskmanager.engine.look import polling
 from tests.unit.duties.scene import until
 from tests.unit.engine_worlds import engine_of
 
@@ -254,3 +255,36 @@ async def test_join_waits_for_a_transaction_of_another_thread(tmp_path: Path) ->
         task_id = await asyncio.to_thread(submit)
         await manager.join()
         assert (await manager.handle(task_id).info()).status is TaskStatus.COMPLETED
+
+
+@pytest.mark.parametrize("options", [{}, {"run_queues": []}], ids=["runs", "only enqueues"])
+async def test_join_keeps_an_open_transaction_in_mind_beside_others(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Beside others it forgets, look by look, what is not in the store; this row will be."""
+    path = tmp_path / "tasks.db"
+    async with application(path) as other, application(path, store_poll=0.05, **options) as manager:
+        free_rows = engine_of(manager).free_rows
+        with closing(sqlite3.connect(path)) as connection:
+            await other.get_task("node").enqueue("news")
+            with connection:
+                task_id = manager.submit_in(connection, manager.get_task("node"), "kept")
+                seen = free_rows.look_count
+                await until(lambda: free_rows.look_count > seen + 2)
+            await manager.join()
+            assert (await manager.handle(task_id).info()).status is TaskStatus.COMPLETED
+
+
+async def test_join_forgets_each_transaction_that_was_rolled_back(tmp_path: Path, monkeypatch: Any) -> None:
+    """Also where another one always comes before the last one is given up."""
+    monkeypatch.setattr(polling, "CLOSE_WATCH_S", 0.1)
+    async with application(tmp_path / "tasks.db", store_poll=0.05) as manager:
+        taken = engine_of(manager).follower._taken
+        with closing(sqlite3.connect(tmp_path / "tasks.db")) as connection:
+
+            def roll_back() -> str:
+                task_id = manager.submit_in(connection, manager.get_task("node"), "rolled back")
+                connection.rollback()
+                return task_id
+
+            first = roll_back()
+            await until(lambda: roll_back() != first and first not in taken)
+        await until(lambda: not taken)

@@ -185,8 +185,6 @@ class Poller:
         self._whole_looks_had = 0
         """How many of those that were wanted are over. The others will be one look together."""
         self._steps_seen = 0
-        self._submitted: set[str] = set()
-        self._close_until_s = 0.0
         self._looked_after_s = 0.0
         self._next_look_s = 0.0
         self._pause: asyncio.Timeout | None = None
@@ -222,10 +220,7 @@ class Poller:
         self._next_look_s = now_s + self._settings.store_poll_s
         while True:
             now_s = self._life.loop.time()
-            if now_s >= self._close_until_s:
-                self._follower.comes_not(self._submitted)
-                self._submitted.clear()
-            is_close = bool(self._submitted)
+            is_close = self._follower.has_coming(now_s) and not self._settings.only_enqueues
             # The database itself is looked at every `LOOK_AFTER_S`, also where `store_poll` is longer.
             beat_s = next_beat(now_s, min(self._settings.store_poll_s, LOOK_AFTER_S))
             pause_s = CLOSE_POLL_S if is_close else min(beat_s - now_s, self._claimer.due_in_s())
@@ -297,20 +292,19 @@ class Poller:
 
     def watch_closely(self, task_id: str, tags_text: str | None) -> None:
         """A transaction of the application itself will bring this task: look every few milliseconds, until it has
-        come, or has not for a while. From its commit on `join` waits for it.
+        come, or has not for a while.
         """
-        self._follower.taken_away(task_id, tags_text)
-        if self._settings.only_enqueues:
-            return
-        self._submitted.add(task_id)
-        self._close_until_s = self._life.loop.time() + CLOSE_WATCH_S
-        self._life.wants_claim.set()
+        self._follower.may_come(task_id, tags_text, self._life.loop.time() + CLOSE_WATCH_S)
+        if not self._settings.only_enqueues:
+            self._life.wants_claim.set()
 
     async def _claim_submitted(self) -> None:
         """Claim submitted tasks before all else, because somebody waits for them."""
-        if self._submitted and not self._life.is_stopping:
+        coming = self._follower.coming
+        if coming and not self._life.is_stopping:
             await self._claimer.claim()
-            self._submitted.difference_update(await self._store.fetch_ids(list(self._submitted)))
+            for task_id in await self._store.fetch_ids(list(coming)):
+                coming.pop(task_id, None)
 
     # One look.
 
@@ -338,6 +332,7 @@ class Poller:
         """Look, and return the version of the store that was seen."""
         claimer = self._claimer
         await claimer.ask_again()
+        await self._follower.forget_late()
         version, news_mark = await self._store.changes(), self._store.news_mark()
         changed = is_whole or version != self._version
         now_us = self._wall_clock.now_us()

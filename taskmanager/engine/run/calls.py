@@ -27,7 +27,7 @@ from taskmanager.model.workflows import NodeStart
 Call = Callable[[], Awaitable[Any]]
 
 READ_AGAIN_S: Final = 0.25
-"""The pause before it is read again from a store that cannot be read now."""
+"""The pause before inputs are read again from a store that cannot be read now."""
 
 
 async def take_inputs(attempt: Attempt, is_stopping: Callable[[], bool]) -> Outcome | None:

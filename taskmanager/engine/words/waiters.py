@@ -14,7 +14,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Final, cast
 
 from taskmanager.engine.words.attempt import Attempt
@@ -205,6 +205,8 @@ class Follower:
         """The status that was seen last of tasks that are not in memory. The latest look stands last."""
         self._taken: dict[str, str | None] = {}
         """Tasks of this instance that others run or may run, with their tags, unless it is known that they ended."""
+        self.coming: dict[str, float] = {}
+        """Tasks that a transaction of the application may still bring, and until when. The last to give up is last."""
         self._over: Ending | None = None
         self.needs_look = False
         """Whether the next look is due, whatever the store says of changes: one has failed, or somebody asks for it."""
@@ -314,32 +316,48 @@ class Follower:
         """Note a task of this instance that another one has taken, or may take: `join` waits for it too."""
         self._taken[task_id] = tags_text
 
+    def may_come(self, task_id: str, tags_text: str | None, until_s: float) -> None:
+        """Note a task that a transaction of the application may bring: from its commit on `join` waits for it."""
+        self.coming.pop(task_id, None)
+        self.coming[task_id] = until_s
+        self.taken_away(task_id, tags_text)
+
+    def has_coming(self, now_s: float) -> bool:
+        """Return whether there is a task that a transaction may bring, and that has not been given up by this time."""
+        return bool(self.coming) and now_s < next(reversed(self.coming.values()))
+
     async def has_unfinished(self, tags: dict[str, str]) -> bool:
         """Return whether a task (with these tags) that another instance has taken from here has not ended."""
         unknown = [task_id for task_id, text in self._taken.items() if carries(text, tags)]
         for start in range(0, len(unknown), PAGE):
-            if not await self._have_ended(unknown[start : start + PAGE], may_come=True):
+            if not await self._have_ended(unknown[start : start + PAGE]):
                 return True
         return False
-
-    def comes_not(self, task_ids: Iterable[str]) -> None:
-        """Forget tasks that a transaction of the application was to bring."""
-        for task_id in task_ids:
-            self._taken.pop(task_id, None)
 
     async def forget_ended(self) -> None:
         """Forget the oldest taken tasks that have ended, so that the list does not grow where nobody calls `join`."""
         while (oldest := list(islice(self._taken, PAGE))) and await self._have_ended(oldest):
-            pass
+            if oldest[0] in self._taken:  # it may still come
+                return
 
-    async def _have_ended(self, task_ids: list[str], *, may_come: bool = False) -> bool:
+    async def forget_late(self) -> None:
+        """Forget tasks that no transaction has brought in time. What has come is one of the taken tasks from now on."""
+        now_s = self._loop.time()
+        if late := list(takewhile(lambda each: self.coming[each] <= now_s, self.coming)):
+            await self._have_ended(late)
+            for task_id in late:
+                if self.coming.get(task_id, now_s) <= now_s:
+                    self.coming.pop(task_id, None)
+
+    async def _have_ended(self, task_ids: list[str]) -> bool:
         """Return whether all of these that are in the store have ended. Forget those that have, and those that are not
-        there, unless the transaction that brings them may still be open.
+        there, unless they may still come.
         """
-        rows = await self._store.fetch_ids(task_ids)
+        rows, now_s = await self._store.fetch_ids(task_ids), self._loop.time()
         live = [each for each in task_ids if (row := rows.get(each)) and not TaskStatus(row.status).is_terminal]
-        for task_id in set(task_ids if not may_come else rows).difference(live):
-            self._taken.pop(task_id, None)
+        for task_id in set(task_ids).difference(live):
+            if task_id in rows or self.coming.get(task_id, now_s) <= now_s:
+                self._taken.pop(task_id, None)
         return not live
 
     async def see_ends(self) -> None:

@@ -21,7 +21,7 @@ from taskmanager.store.workflow_protocol import Advance
 AGAIN_S: Final = 0.05
 """The pause after a commit that could not be begun."""
 MOST: Final = 512
-"""Ends of one commit."""
+"""How many late ends go with one commit."""
 
 
 class DueTime:
