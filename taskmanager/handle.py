@@ -64,7 +64,7 @@ class TaskHandle(Generic[R_co]):
             self._hold(live)
 
     def _hold(self, live: LiveTask) -> None:
-        """Be the handle that is given what the task raises; or remember the one that is, and ask it."""
+        """Be the handle that is given what the task raises. If there is one already, remember that one, to ask it."""
         first = None if live.holder is None else cast("TaskHandle[R_co] | None", live.holder())
         if first is None:
             live.holder = ref(self)

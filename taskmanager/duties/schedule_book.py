@@ -85,7 +85,7 @@ class ScheduleBook:
     # What the store says.
 
     def take_in(self, rows: Iterable[ScheduleRow], now: int) -> None:
-        """Take these rows for what the store says now. Pass over schedules that are not declared here."""
+        """Take these rows as what the store says now. Pass over schedules that are not declared here."""
         others = [row for row in rows if row.schedule_name in self.declared and self._take_in(row, now)]
         if others:
             logger.warning(

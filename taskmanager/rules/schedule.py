@@ -65,9 +65,10 @@ class Timing:
         return NEVER_US if found is None else found
 
     def anew(self, fire_us: int, now_us: int) -> int | None:
-        """Return the next fire of an interval that a clock which has been set back since planned too late, else None.
+        """Return the next fire of an interval whose planned fire is too far away, else None.
 
-        Too late is more than an interval away. It is None for cron expressions, which name instants of the wall clock.
+        A fire more than one interval ahead was planned before the clock was set back. A cron expression names instants
+        of the wall clock, so none of its fires is too far away.
         """
         if self._every_us is None or fire_us <= now_us + self._every_us + SECOND_US:
             return None

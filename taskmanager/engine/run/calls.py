@@ -1,5 +1,5 @@
-"""The call of an attempt's function where more than the function is called: inputs of a workflow's node are read before
-it, it runs in a child process, or middleware is around it.
+"""Calls the function of an attempt where more than that is to be done: the inputs of a workflow's node are read first,
+the function runs in a child process, or middleware is around it.
 
 This is loaded when the first such task runs.
 """
@@ -172,7 +172,7 @@ class Surrounded:
         return outcome_of(value) if outcome is None else outcome
 
     def meant_by(self, end: object) -> Outcome | None:
-        """Return what the lane has told with this value or exception. None if it told nothing, or of another one."""
+        """Return what the lane has told with this value or exception; None if it told that with another, or nothing."""
         told = self._told
         if told is None or not (told.end is end or told.outcome.kind == "unstarted"):
             return None

@@ -29,7 +29,7 @@ CLOSE_PATIENCE_S: Final = 1.0
 LOOK_AROUND_S: Final = 0.5
 """How long a thread waits for a future before it looks whether a signal has come."""
 LOOKS_AT_IDLE_LOOP: Final = 6
-"""After so many of these, three seconds, a message says that the loop does not run."""
+"""After so many of these looks (three seconds) a message says that the loop does not run."""
 
 Run = Callable[[], Coroutine[Any, Any, None]]
 R = TypeVar("R")

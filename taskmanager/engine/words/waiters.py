@@ -111,7 +111,7 @@ class RoomWaiters(dict[str, "deque[asyncio.Event]"]):
             line[0].set()
 
     def let_all_in(self) -> None:
-        """There is room for everybody."""
+        """There is room for everybody, or nothing is taken in any more."""
         for line in self.values():
             for turn in line:
                 turn.set()
