@@ -7,6 +7,8 @@ that the task has begun beside itself need not keep it from ending, and what oth
 
 The end of a task that this instance does not run is read from its row, whenever the store has changed. So is the end
 of a workflow.
+
+Those who wait for room in a queue stand in a line, and only the first one looks.
 """
 
 import asyncio
