@@ -176,8 +176,8 @@ class Registry:
         named = {DEFAULT_QUEUE, *(each.name for each in settings.queues)}
         named.update(each.queue_name for each in self.definitions.values())
         for name in sorted((settings.run_queues or frozenset()) - named):
-            text = "queue %r is run here, and no function or QueueConfig names it%s"
-            logger.warning(text, name, did_you_mean(name, named))
+            text = "queue %r is run here, and no function names it%s If it is right, add queues=[QueueConfig(%r)]"
+            logger.warning(text, name, did_you_mean(name, named) or ".", name)
 
     @staticmethod
     def tasks_in(packages: Iterable[str]) -> Iterator[Task[..., Any]]:

@@ -112,7 +112,7 @@ async def test_late_end_is_written_once_whatever_becomes_of_its_commit(
     script: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that cannot be begun is tried again; one that fails is put back and written by the loop."""
-    monkeypatch.setattr(commits, "AGAIN_S", 0.001)
+    monkeypatch.setattr(commits, "LATE_AGAIN_S", 0.001)
     store = ThreadedStore(*script)
     writer, listener = watched(store, Ticks())
     live = await ended(writer, "a")

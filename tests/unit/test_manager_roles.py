@@ -101,7 +101,10 @@ async def test_a_queue_that_is_run_and_that_nothing_names_is_said(
     async with manager:
         pass
     assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
-        "queue 'mial' is run here, and no function or QueueConfig names it; did you mean 'mail'?"
+        (
+            "queue 'mial' is run here, and no function names it; did you mean 'mail'? "
+            "If it is right, add queues=[QueueConfig('mial')]"
+        )
     ]
 
 

@@ -18,9 +18,9 @@ from taskmanager.model.workflows import HELD
 from taskmanager.store.protocol import CommitReport
 from taskmanager.store.workflow_protocol import Advance
 
-AGAIN_S: Final = 0.05
+LATE_AGAIN_S: Final = 0.05
 """The pause after a commit that could not be begun."""
-MOST: Final = 512
+MOST_LATE: Final = 512
 """How many late ends go with one commit."""
 
 
@@ -178,7 +178,7 @@ class LateEnds:
             if left_s > 0:
                 self._is_closed.wait(left_s)
             elif not self._begin():
-                self._is_closed.wait(AGAIN_S)
+                self._is_closed.wait(LATE_AGAIN_S)
             if self._outbox.plain_age_s() is not None:
                 self._has_ends.set()
 
@@ -187,7 +187,7 @@ class LateEnds:
         with self._outbox.plain_lock:
             if self.late is not None or self._is_closed.is_set():
                 return False
-            entry_count, ends = self._outbox.take_late(MOST)
+            entry_count, ends = self._outbox.take_late(MOST_LATE)
             try:
                 report = self._begin_commit([sent.write for sent in ends], self._loop)
             except StoreError:
