@@ -127,7 +127,7 @@ def test_a_schedule_is_run_by_hand_without_its_application(database: Path) -> No
         (["pause", "weekly"], 1, "there is no schedule 'weekly'"),
         (["resume", "weekly"], 1, "there is no schedule 'weekly'"),
         (["run"], 2, "Give the name of a schedule"),
-        (["stop", "nightly"], 2, "'stop' is not one of"),
+        (["stop", "nightly"], 2, "'stop' is neither pause, resume nor run"),
     ],
 )
 def test_schedule_that_cannot_be_changed_is_one_line(

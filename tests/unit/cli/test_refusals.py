@@ -38,7 +38,6 @@ from tests.unit.command_line import digest, taskmanager
         (["purge", "--json"], 2, "give --yes too"),
         (["purge", "--status", "RUNNING"], 2, "'RUNNING' is none of COMPLETED"),
         (["show"], 2, "ID"),
-        (["schedules", "stop", "nightly"], 2, "taskmanager: 'stop' is neither pause, resume nor run"),
         (["satus"], 2, "there is no command 'satus'; did you mean 'status'?"),
         (["--db", "tasks.db", "list"], 2, "Options stand behind the command"),
         (["list", "surplus"], 2, "surplus"),
