@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskCancelled, TaskFailed
-from taskmanager.engine.intake.keys import Answer, answer, answer_of
+from taskmanager.engine.intake.keys import Answer, Keys, answer, answer_of
 from taskmanager.model.record import UnreadableRow
 from taskmanager.model.states import TERMINAL, TaskStatus
 from tests.unit.engine_lives import LIGHT, WORK, new_live
@@ -46,6 +46,25 @@ def test_a_key_means_a_row_that_cannot_be_read() -> None:
     """It has failed, but nobody can say what it would be to run it again."""
     row = UnreadableRow(*new_live().row()._replace(status="FAILED"))
     assert answer_of(row) is Answer.SAME
+
+
+@pytest.mark.parametrize(
+    ("status", "start_count", "is_again"),
+    [
+        (TaskStatus.CLAIMED, 0, False),
+        (TaskStatus.RUNNING, 1, False),
+        (TaskStatus.CLAIMED, 1, True),
+        (TaskStatus.RUNNING, 2, True),
+    ],
+)
+def test_a_first_start_by_a_claim_is_no_run_again(status: TaskStatus, start_count: int, is_again: bool) -> None:
+    """Beside a file that was replaced, a run again goes on over a row that has ended with as many starts. So a first
+    one that was taken for it started a task that others had failed.
+    """
+    live = new_live()
+    live.status, live.start_count = status, start_count
+    Keys().claimed(live)
+    assert bool(live.run_number) is is_again
 
 
 # The first write.

@@ -146,7 +146,8 @@ class Keys:
 
     def claimed(self, live: LiveTask) -> None:
         """A row was claimed: from now on its key is found here."""
-        if live.start_count or live.enqueued_at > live.sent_at:  # else it was never put back
+        count_before = live.start_count - (live.status is TaskStatus.RUNNING)  # without the start by the claim
+        if count_before or live.enqueued_at > live.sent_at:  # else it was never put back
             self.note_rerun(live.task_id, live.start_count, live)
         if live.idempotency_key is not None:
             with self.lock:
