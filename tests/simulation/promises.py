@@ -142,12 +142,13 @@ async def join(process: "Process", tags: dict[str, str] | None) -> None:
 
 
 def _is_taken_over(process: "Process", row: TaskRow, told: TaskStatus) -> bool:
-    """Whether another instance has taken the task over while this one could not write. A cancel follows the row. What
-    is safe to repeat may have run here without its start in the file, and runs again there: the end that was told here
-    is refused, like any write of who has lost its claim.
+    """Whether another instance has taken the task over while this one could not write. A cancel follows the row, to
+    whoever claims it next. What is safe to repeat may have run here without its start in the file, and runs again
+    there: the end that was told here is refused, like any write of who has lost its claim.
     """
-    if not process.was_degraded or row.claimed_by_worker_id in process.instance_ids:
+    if not process.was_degraded:
         return False
     if told is TaskStatus.CANCELLED:
         return row.cancel_requested_at is not None
-    return row.claimed_by_worker_id is not None and row.task_name not in UNSAFE
+    owner = row.claimed_by_worker_id
+    return owner is not None and owner not in process.instance_ids and row.task_name not in UNSAFE
