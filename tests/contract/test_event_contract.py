@@ -62,6 +62,20 @@ async def is_awake(store: Store) -> bool:
     return [row.task_id for row in await store.claim(wants(now=NOW))] == ["t1"]
 
 
+async def test_record_of_a_lost_database_receives_no_event_of_this_one(store: Store) -> None:
+    """It comes from memory, and the event that it has received was lost. Ids begin anew: the same one is another event
+    here, which would never be received.
+    """
+    row = await running(store)
+    assert await store.send_event(event("on")) == STORED
+    here = await store.fetch_event("t1", "on", ("step", 2, ""))
+    assert here is not None
+    await report(store, row, WAIT._replace(ended_at=NOW, result='{"ok": 1}', is_final=1, event_id=here.event_id))
+    assert await store.fetch_event("t1", "on", ("step", 2, "")) == here
+    await fall_asleep(store, row, WAIT._replace(number=2, name="wait:on", waits_for="on"))
+    assert await is_awake(store)
+
+
 @pytest.mark.parametrize("order", ["send first", "sleep first"])
 async def test_event_wakes_its_task_in_either_order(store: Store, order: str) -> None:
     """Of two transactions, the later one sees what the other has left."""

@@ -181,12 +181,17 @@ ATTEMPT: Final = Kind(
     tuple(name for name in ATTEMPT_COLUMNS if name not in ("task_id", "started_at", "finished_at", "created_at")),
 )
 
-# A record of a step is written again when the step is, and when the code goes on after its error.
+# A record of a step is written again when the step is, and when the code goes on after its error. Into the place of a
+# database that was lost a record may come that has received an event there: here the id may be that of another event.
 _STEP_KEY: Final = ("task_id", "kind", "number", "key")
+_RECEIVED: Final = (
+    "SELECT e.id FROM taskmanager_events AS e"
+    " WHERE e.id = [event_id] AND e.task_id = [task_id] AND e.name = [waits_for]"
+)
 STEP_RECORD: Final = Kind(
     _insert(
         "taskmanager_steps",
-        _same(StepRow._fields),
+        _same(StepRow._fields) | {"event_id": f"({_RECEIVED})"},
         f"({', '.join(_STEP_KEY)}) DO UPDATE SET "
         + ", ".join(f"{name} = excluded.{name}" for name in StepRow._fields if name not in _STEP_KEY),
     ),
