@@ -813,6 +813,27 @@ async def test_run_is_kept_over_a_copied_row_with_fewer_starts_that_runs_nowhere
         assert (row.status, row.claimed_by_worker_id, row.start_count) == expected
 
 
+@pytest.mark.parametrize(("start_count", "is_kept"), [(0, True), (1, False)])
+async def test_start_is_kept_over_a_free_row_of_a_copy_that_nobody_has_started(start_count: int, is_kept: bool) -> None:
+    """Somebody who has run it from the copy has put it back: it snoozed, say. The same attempt would start again."""
+    store = Store()
+    async with a_writer(store) as (writer, listener):
+        live = new_live(task_id="a")
+        free = live.row()._replace(claimed_by_worker_id=None, start_count=start_count)
+        writer.mark(live)
+        await writer.flush()
+        start(live)
+        live.phase = Phase.STARTING
+        store.drop(store.live)
+        assert await MemoryStore.commit(store, [TaskWrite(free, None)]) == CommitReport({}, {})
+        writer.lose_everything_committed([live])
+        await writer.flush()
+        row = await store.fetch("a")
+        assert row is not None
+        assert (("lost", "a", "PENDING") in listener.heard) is not is_kept
+        assert (row.status, row.start_count) == (("RUNNING", 1) if is_kept else ("PENDING", 1))
+
+
 @pytest.mark.parametrize(
     ("start_count", "is_put_back", "stays"), [(0, False, True), (0, True, False), (1, False, False)]
 )

@@ -219,10 +219,13 @@ def _is_ours(live: LiveTask, row: TaskRow, listener: "WriterListener") -> bool:
 def _is_left_to_us(live: LiveTask, row: TaskRow, listener: "WriterListener") -> bool:
     """Whether nobody else has taken or ended the task since the older copy of the file that has this row came."""
     owner = row.claimed_by_worker_id
-    has_fewer_starts = row.start_count < live.start_count - (live.phase is STARTING)  # a start of which no code has run
+    count = live.start_count - (live.phase is STARTING)  # without a start of which no code has run
+    has_fewer_starts = row.start_count < count
+    if owner is None and row.status in LIVE:  # with more starts somebody else has run it since
+        return live.phase is RUNNING or live.status.is_terminal or row.start_count <= count
     if owner is None:
         # What has ended with as many starts was ended by somebody since, unless the task was put back after that end.
-        return row.status in LIVE or has_fewer_starts or live.run_number > 0
+        return has_fewer_starts or live.run_number > 0
     if listener.is_me(owner):  # though the task may have been freed here since
         return True
     if owner == HELD:  # its workflow is paused: what has begun here ends, and nothing of it begins
