@@ -115,6 +115,9 @@ async def follow(process: "Process", task_id: str) -> None:
         return
     if result.is_err() and result.err_value.error_code == BuiltInTaskCode.MANAGER_STOPPED:
         return  # of a call of its key that its process could not write, and of which it knows no other task
+    own = process.handles.get(task_id)
+    if process.was_degraded and own is not None and own.status == handle.status:
+        return  # it ended here while nothing could be written, and another one that could has taken it over
     is_same = row.status == handle.status and (row.status == TaskStatus.COMPLETED or not result.is_ok())
     if not is_same and seen == (process.world.loss_count, checks.revived[task_id], process.began_us):
         process.world.fault(f"{process} is told that {task_id} is {handle.status}, {result}; it is {row}")
