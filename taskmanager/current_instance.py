@@ -13,7 +13,7 @@ from taskmanager.engine.intake.intake import HOW_TO_START as HOW
 from taskmanager.engine.intake.intake import Intake
 from taskmanager.engine.words.live_task import GOES_ON, Ending, LiveTask
 from taskmanager.engine.words.loops import has_real_time, result_from, result_here, say_no_loop
-from taskmanager.engine.words.outcome import Exit, extra_of, without_exit
+from taskmanager.engine.words.outcome import extra_of, value_in, without_exit
 from taskmanager.engine.words.waiters import Waiters, refuse_inside, wait_in
 from taskmanager.model.checks import check_tags, check_timeout
 from taskmanager.model.clock import SystemClock
@@ -264,9 +264,7 @@ class CurrentInstance:
         finally:
             if not loop.is_closed():
                 future.cancel()
-        if isinstance(found, Exit):
-            raise found.exc
-        return found
+        return value_in(found)
 
     def _loop_for_threads(self) -> asyncio.AbstractEventLoop:
         running = self.running()

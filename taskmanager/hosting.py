@@ -19,7 +19,7 @@ from types import FrameType, TracebackType
 from typing import Any, Final, NoReturn, TypeVar
 
 from taskmanager.engine.words.loops import let_loop_close, result_here
-from taskmanager.engine.words.outcome import Exit
+from taskmanager.engine.words.outcome import Exit, value_in
 from taskmanager.engine.words.settings import Settings
 from taskmanager.lifecycle import CANCEL_GRACE_S
 from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable, TaskManagerError, error_line
@@ -136,7 +136,7 @@ async def host(
             if not has_started or not _gives_way(exc, main, ended):
                 raise
             unwritten = exc
-    answer = None if ended is None else _answer(ended)
+    answer = None if ended is None else value_in(ended.result())
     if unwritten is not None:
         raise SystemExit(1) from unwritten
     return answer
@@ -183,14 +183,6 @@ def _gives_way(exc: Exception, main: Main | None, ended: "asyncio.Task[Any] | No
     if has_failed:
         logger.error("the stop has failed", exc_info=exc)
     return has_failed
-
-
-def _answer(work: "asyncio.Task[Any]") -> Any:
-    """Return what `main` returned, or raise what it raised."""
-    found = work.result()
-    if isinstance(found, Exit):
-        raise found.exc
-    return found
 
 
 async def _either(work: "asyncio.Task[Any]", event: asyncio.Event) -> None:

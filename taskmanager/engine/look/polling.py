@@ -300,11 +300,9 @@ class Poller:
 
     async def _claim_submitted(self) -> None:
         """Claim submitted tasks before all else, because somebody waits for them."""
-        coming = self._follower.coming
-        if coming and not self._life.is_stopping:
+        if self._follower.coming and not self._life.is_stopping:
             await self._claimer.claim()
-            for task_id in await self._store.fetch_ids(list(coming)):
-                coming.pop(task_id, None)
+            self._follower.have_come(await self._store.fetch_ids(list(self._follower.coming)))
 
     # One look.
 

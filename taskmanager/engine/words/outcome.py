@@ -231,6 +231,13 @@ async def without_exit(what: Awaitable[T]) -> T | Exit:
         return Exit(exc)
 
 
+def value_in(found: T | Exit) -> T:
+    """Return a value that was awaited so, or raise the exit."""
+    if isinstance(found, Exit):
+        raise found.exc
+    return found
+
+
 def comes_from_stop(exc: BaseException) -> bool:
     """Return whether the stop of the manager raised it: it takes no more tasks, or puts back an awaited one.
 

@@ -342,6 +342,11 @@ class Follower:
             if oldest[0] in self._taken:  # it may still come
                 return
 
+    def have_come(self, task_ids: Iterable[str]) -> None:
+        """Note that the transactions of these are over: their rows are there."""
+        for task_id in task_ids:
+            self.coming.pop(task_id, None)
+
     async def forget_late(self) -> None:
         """Forget tasks that no transaction has brought in time. What has come is one of the taken tasks from now on."""
         now_s = self._loop.time()

@@ -220,16 +220,16 @@ def _is_left_to_us(live: LiveTask, row: TaskRow, listener: "WriterListener") -> 
     """Whether nobody else has taken or ended the task since the older copy of the file that has this row came."""
     owner = row.claimed_by_worker_id
     count = live.start_count - (live.phase is STARTING)  # without a start of which no code has run
-    has_fewer_starts = row.start_count < count
+    has_fewer_starts, has_begun = row.start_count < count, live.phase is RUNNING or live.status.is_terminal
     if owner is None and row.status in LIVE:  # with more starts somebody else has run it since
-        return live.phase is RUNNING or live.status.is_terminal or row.start_count <= count
+        return has_begun or row.start_count <= count
     if owner is None:
         # What has ended with as many starts was ended by somebody since, unless the task was put back after that end.
         return has_fewer_starts or live.run_number > 0
     if listener.is_me(owner):  # though the task may have been freed here since
         return True
     if owner == HELD:  # its workflow is paused: what has begun here ends, and nothing of it begins
-        return has_fewer_starts and (live.phase is RUNNING or live.status.is_terminal)
+        return has_fewer_starts and has_begun
     # What waits with fewer starts is not begun anywhere, and what runs at a dead owner runs nowhere. If it were
     # recovered, the same attempt would start again. Once it is written over, no owner of it can start it.
     is_before = has_fewer_starts and row.status in LIVE and not isinstance(row, UnreadableRow)
