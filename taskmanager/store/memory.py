@@ -21,7 +21,7 @@ from taskmanager.store.protocol import CommitReport, FreeQueue
 from taskmanager.store.sql import claims, queries, transitions
 from taskmanager.store.sql.counting import add_counted
 from taskmanager.store.sql.session import Session
-from taskmanager.store.sql.statements import LIVE_SQL
+from taskmanager.store.sql.statements import is_live
 from taskmanager.store.sql.verbs import Verbs
 from taskmanager.store.sqlite.connection import CACHED_STATEMENTS, check_sqlite_version, configure_any, translated
 from taskmanager.store.sqlite.schema import create, migrations
@@ -38,11 +38,11 @@ MAX_HISTORY: Final = 10_000
 _SLACK: Final = 50
 """The history is cut when that part of it may be new. To find its end in 10,000 tasks takes 0.3 ms."""
 _END: Final = "coalesce(completed_at, failed_at, updated_at)"
-_BY_END: Final = f"CREATE INDEX memory_ended ON taskmanager_tasks ({_END}) WHERE status NOT IN ({LIVE_SQL})"
+_BY_END: Final = f"CREATE INDEX memory_ended ON taskmanager_tasks ({_END}) WHERE NOT {is_live()}"
 _EVICT: Final = f"""
 DELETE FROM taskmanager_tasks WHERE rowid IN (
     SELECT rowid FROM taskmanager_tasks INDEXED BY memory_ended
-    WHERE status NOT IN ({LIVE_SQL}) AND is_workflow_task = 0 ORDER BY {_END} DESC, rowid DESC LIMIT -1 OFFSET ?
+    WHERE NOT {is_live()} AND is_workflow_task = 0 ORDER BY {_END} DESC, rowid DESC LIMIT -1 OFFSET ?
 )
 """
 _EVICT_FIGURES: Final = "DELETE FROM taskmanager_figures WHERE span = ? AND at < ?"

@@ -1,7 +1,10 @@
 """What another program has dropped of our tables, views and indexes is made anew, or named with its cure."""
 
 import logging
-from collections.abc import Iterator
+import re
+import sqlite3
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import cache
 from itertools import combinations
@@ -11,6 +14,7 @@ import pytest
 
 from taskmanager import TaskManager
 from taskmanager.model.errors import StoreError
+from taskmanager.store import memory
 from taskmanager.store.sqlite import schema
 from taskmanager.store.sqlite.schema import (
     NEWEST,
@@ -147,15 +151,18 @@ FIRST_RELEASE = 2
 """The version of files that the first release writes."""
 RELEASED = ["tables", "views", "claims_by_queue", "drop_queue_index"]
 """Files have these steps, in this order. New ones come behind them."""
+LAST_WITH_LISTS = 8
+"""The version up to which CHECKs had lists."""
 RENAMES = Migration(99, "renames", "ALTER TABLE taskmanager_queues RENAME COLUMN paused_at TO halted_at;\n")
 DROPS_INDEX = Migration(98, "drops", "-- not used\nDROP INDEX taskmanager_tasks_claimed;\n")
 ADDS = Migration(99, "adds", "CREATE INDEX taskmanager_queues_paused ON taskmanager_queues (paused_at);\n")
 
 
-def in_use(monkeypatch: pytest.MonkeyPatch, number: int) -> SqliteSession:
+def in_use(
+    monkeypatch: pytest.MonkeyPatch, number: int, steps: Sequence[Migration] = tuple(migrations())
+) -> SqliteSession:
     """A file of this version, in which two instances are registered."""
     connection = connect(":memory:", isolation_level=None)
-    steps = migrations()
     with monkeypatch.context() as patched:
         patched.setattr(schema, "migrations", lambda: [step for step in steps if step.version <= number])
         migrate(connection, "tasks.db")
@@ -206,6 +213,73 @@ def test_a_file_of_every_earlier_version_is_brought_up_in_silence(
         assert shape(connection) == NEWEST
     assert caplog.records == []
     assert [step.name for step in migrations()][: len(RELEASED)] == RELEASED
+
+
+COMPARISONS = r"\b(\w+) = '\w+'(?:\s+OR\s+\1 = '\w+'){2,}"
+LIST = r"\bIN \((?:'\w+', ){2,}'\w+'\)"
+
+
+def listed(step: Migration) -> Migration:
+    """The step as earlier releases had it: with lists where its tables compare."""
+
+    def as_list(found: re.Match[str]) -> str:
+        texts = re.findall(r"'\w+'", found[0])
+        return f"{found[1]} IN ({', '.join(texts)})"
+
+    return step._replace(script=re.sub(COMPARISONS, as_list, step.script))
+
+
+def test_no_condition_of_a_row_is_a_list_of_three_or_more() -> None:
+    """SQLite makes a table of such a list for each row that it writes, which takes longer than to write the row."""
+    conditions = [sql for kind, sql in WHOLE.values() if kind in ("table", "index")] + [memory._BY_END]
+    assert [sql for sql in conditions if re.search(LIST, sql)] == []
+
+
+@pytest.fixture
+def older(monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteSession]:
+    """A file with lists in its CHECKs, with a task in it."""
+    connection = in_use(monkeypatch, LAST_WITH_LISTS, [listed(step) for step in migrations()])
+    fill(connection)
+    assert sum(re.search(LIST, sql) is not None for kind, sql in parts(connection).values() if kind == "table") == 4
+    with closing(connection):
+        yield connection
+
+
+def refuses_what_a_list_refuses(connection: SqliteSession) -> None:
+    for table, change in (("tasks", "status = 'LOST'"), ("task_attempts", "outcome = 'EXPIRED'")):
+        with pytest.raises(sqlite3.IntegrityError, match="CHECK constraint failed"):
+            connection.execute(f"UPDATE taskmanager_{table} SET {change}")
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_the_lists_of_an_older_file_become_comparisons(older: SqliteSession) -> None:
+    """Its rows stay where they are, and the file is no different from a fresh one then."""
+    migrate(older, "tasks.db", lambda _: True)
+    assert shape(older) == NEWEST
+    assert older.execute("SELECT count(*) FROM taskmanager_tasks").fetchone() == (1,)
+    refuses_what_a_list_refuses(older)
+
+
+def test_a_table_that_another_program_has_extended_keeps_its_text(older: SqliteSession) -> None:
+    """To write the text of ours over it would take away its column."""
+    older.execute("ALTER TABLE taskmanager_tasks ADD COLUMN theirs TEXT DEFAULT 'x'")
+    migrate(older, "tasks.db", lambda _: True)
+    assert older.execute("SELECT theirs FROM taskmanager_tasks").fetchone() == ("x",)
+    assert {name for name, (_, sql) in parts(older).items() if re.search(LIST, sql)} >= {"taskmanager_tasks"}
+    assert not re.search(LIST, parts(older)["taskmanager_task_attempts"][1])
+    refuses_what_a_list_refuses(older)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="cannot tell SQLite to forbid it")
+def test_an_older_file_keeps_its_lists_where_sqlite_forbids_the_change(older: SqliteSession) -> None:
+    """As the SQLite of macOS does. The file is used as it is."""
+    before = parts(older)
+    older.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)
+    migrate(older, "tasks.db", lambda _: True)
+    assert all(parts(older)[name] == part for name, part in before.items() if part[0] == "table")
+    assert schema.version(older) == migrations()[-1].version
+    check_version(older, "tasks.db")
+    refuses_what_a_list_refuses(older)
 
 
 def test_a_step_that_takes_away_is_refused_while_an_instance_lives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -536,8 +536,8 @@ async def test_a_take_over_is_found_through_the_index_of_what_waits(path: Path) 
 @pytest.mark.parametrize(
     ("query", "parameters", "index"),
     [
-        (f"SELECT 1 FROM {queries._OWNED}", {"owners": "[]", "after": "", "limit": 1}, "owner"),
-        (f"SELECT 1 FROM {queries._ORPHANS}", {"above": "[]", "below": "[]", "after": "", "limit": 1}, "owner"),
+        (f"SELECT 1 FROM {queries._OWNED}", {"owners": "[]", "after": "", "limit": 1}, "owned"),
+        (f"SELECT 1 FROM {queries._ORPHANS}", {"above": "[]", "below": "[]", "after": "", "limit": 1}, "owned"),
         (f"SELECT status, count(*) FROM {queries._NOT_COMPLETED} GROUP BY status", (), "status"),
         ("SELECT count(*) FROM taskmanager_tasks", (), "sent_at"),
         ("SELECT 1 FROM taskmanager_tasks ORDER BY sent_at DESC, id DESC LIMIT 9", (), "sent_at"),

@@ -25,7 +25,7 @@ from taskmanager.store.sql.counting import Counting, counted
 from taskmanager.store.sql.queries import hops, task_rows
 from taskmanager.store.sql.rows import Undecodable, packed
 from taskmanager.store.sql.session import Session
-from taskmanager.store.sql.statements import DUE, END_UNREADABLE, IS_PAUSE, LIVE_SQL, ON_FAILURE, SLEEPS
+from taskmanager.store.sql.statements import DUE, END_UNREADABLE, IS_PAUSE, ON_FAILURE, SLEEPS, is_live
 from taskmanager.store.sql.workflows import advance
 
 _FREE: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_free"
@@ -84,8 +84,8 @@ IS_PLAIN: Final = f"""
     t.crash_count = 0 AND t.good_until IS NULL AND t.cancel_requested_at IS NULL AND t.start_count < {2**31 - 1}
 """
 _CLAIMED_AT: Final = f"""
-taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner
-WHERE t.claimed_by_worker_id = CAST(? AS TEXT) AND t.status IN ({LIVE_SQL}) AND t.claimed_at = ?
+taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owned
+WHERE t.claimed_by_worker_id = CAST(? AS TEXT) AND {is_live("t.")} AND t.claimed_at = ?
 """
 WAITS: Final = (
     f"claimed_by_worker_id IS NOT NULL AND status IN ('PENDING', 'CLAIMED') AND claimed_by_worker_id <> '{HELD}'"
@@ -129,13 +129,11 @@ _NEVER_RAN: Final = f"""
     {_FREED}, started_at = NULL, worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL
 """
 _BEGUN_AT: Final = f"""
-    claimed_by_worker_id = CAST(:owner AS TEXT) AND status IN ({LIVE_SQL}) AND status = 'RUNNING'
+    claimed_by_worker_id = CAST(:owner AS TEXT) AND {is_live()} AND status = 'RUNNING'
     AND claimed_at = :unanswered AND started_at = :unanswered
 """
 # The three statuses are there for the owner index, the two for the meaning.
-_WAITS_AT: Final = (
-    f"claimed_by_worker_id = CAST(:owner AS TEXT) AND status IN ({LIVE_SQL}) AND status IN ('PENDING', 'CLAIMED')"
-)
+_WAITS_AT: Final = f"claimed_by_worker_id = CAST(:owner AS TEXT) AND {is_live()} AND status IN ('PENDING', 'CLAIMED')"
 
 
 class _MustBeAlone(Exception):
@@ -268,7 +266,7 @@ def _places(connection: Session, request: ClaimRequest, file_limit: int) -> int:
 def release(connection: Session, owner: str, now: int, unanswered: int | None = None) -> int:
     """See `Store.release`."""
     parameters = {"now": now, "owner": owner, "unanswered": unanswered}
-    owned = "taskmanager_tasks INDEXED BY taskmanager_tasks_owner"
+    owned = "taskmanager_tasks INDEXED BY taskmanager_tasks_owned"
     with connection.transaction():
         count = connection.execute(f"UPDATE OR IGNORE {owned} SET {_FREED} WHERE {_WAITS_AT}", parameters).rowcount
         if unanswered is not None:
@@ -280,7 +278,7 @@ def release(connection: Session, owner: str, now: int, unanswered: int | None = 
 
 _MAY_RUN: Final = f"{_WAITS_AT} AND cancel_requested_at IS NULL AND (good_until IS NULL OR good_until > :now)"
 _ANY_LEFT: Final = f"""
-SELECT rowid FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owner WHERE {_MAY_RUN} LIMIT :limit
+SELECT rowid FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owned WHERE {_MAY_RUN} LIMIT :limit
 """
 _FIRST_LEFT: Final = f"""
 {hops(_HELD, WAITS, "queue_name")}

@@ -6,7 +6,7 @@ from taskmanager.model.record import UnreadableRow
 from taskmanager.store.constraints import row_faults
 from taskmanager.store.sql.queries import IS_OWNED, task_rows
 from taskmanager.store.sql.session import Session
-from taskmanager.store.sql.statements import LIVE_SQL
+from taskmanager.store.sql.statements import is_live
 
 MAX_LOOKED_AT: Final = 100_000
 """Unfinished tasks that are looked at one by one, which takes a second or two."""
@@ -25,7 +25,7 @@ def owned(connection: Session) -> list[Owned]:
     """How many unfinished rows each owner has."""
     rows = connection.execute(
         f"""
-        SELECT claimed_by_worker_id, status, count(*) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owner
+        SELECT claimed_by_worker_id, status, count(*) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owned
         WHERE {IS_OWNED}
         GROUP BY claimed_by_worker_id, status ORDER BY claimed_by_worker_id, status
         """
@@ -35,7 +35,7 @@ def owned(connection: Session) -> list[Owned]:
 
 def unreadable(connection: Session) -> list[str]:
     """Return the ids of unfinished tasks that cannot be read or contradict themselves, of the first `MAX_LOOKED_AT`."""
-    page, known = f"taskmanager_tasks AS t WHERE t.status IN ({LIVE_SQL}) ORDER BY t.rowid LIMIT {PAGE}", ()
+    page, known = f"taskmanager_tasks AS t WHERE {is_live('t.')} ORDER BY t.rowid LIMIT {PAGE}", ()
     found: list[str] = []
     for _ in range(MAX_LOOKED_AT // PAGE):
         rows = task_rows(connection, page, known)
@@ -44,7 +44,7 @@ def unreadable(connection: Session) -> list[str]:
             break
         query = f"SELECT max(rowid) FROM (SELECT t.rowid FROM {page})"
         known = connection.execute(query, known).fetchone()
-        page = f"taskmanager_tasks AS t WHERE t.rowid > ? AND t.status IN ({LIVE_SQL}) ORDER BY t.rowid LIMIT {PAGE}"
+        page = f"taskmanager_tasks AS t WHERE t.rowid > ? AND {is_live('t.')} ORDER BY t.rowid LIMIT {PAGE}"
     return found
 
 
@@ -52,7 +52,7 @@ def near_limit(connection: Session, count: int, chars: int) -> list[str]:
     """Return the ids of unfinished tasks that have recorded so many steps, or results as long as that together."""
     query = f"""
         SELECT t.id FROM taskmanager_tasks AS t JOIN taskmanager_steps AS s ON s.task_id = t.id
-        WHERE t.status IN ({LIVE_SQL}) GROUP BY t.id
+        WHERE {is_live("t.")} GROUP BY t.id
         HAVING count(*) >= ? OR sum(length(coalesce(s.result, ''))) >= ? ORDER BY t.id
     """
     return [task_id for (task_id,) in connection.execute(query, (count, chars)).fetchall()]

@@ -25,7 +25,7 @@ from taskmanager.store.sql.rows import (
     unpacked,
 )
 from taskmanager.store.sql.session import Session
-from taskmanager.store.sql.statements import ATTEMPT_COLUMNS, LIVE_SQL, TASK_COLUMNS, quoted
+from taskmanager.store.sql.statements import ATTEMPT_COLUMNS, TASK_COLUMNS, is_live, quoted
 
 _TASK: Final = ", ".join(f"t.{name}" for name in TASK_COLUMNS)
 CARRIES: Final = """
@@ -201,9 +201,9 @@ def first_unfinished(connection: Session, sender: str, tags: Mapping[str, str], 
 
 # Without statistics the planner takes the status index instead, and reads rows of everybody.
 _OWNED: Final = f"""
-taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner
+taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owned
 WHERE t.claimed_by_worker_id IN (SELECT value FROM json_each(:owners)) AND t.id > CAST(:after AS TEXT)
-    AND t.status IN ({LIVE_SQL})
+    AND {is_live("t.")}
 ORDER BY t.id LIMIT :limit
 """
 # An owner has few rows that run, among thousands that wait.
@@ -214,8 +214,8 @@ WHERE t.status = 'RUNNING' AND t.status <> 'COMPLETED'
 ORDER BY t.id LIMIT :limit
 """
 _NOT_COMPLETED: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_status WHERE status <> 'COMPLETED'"
-OWNED: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_owner"
-IS_OWNED: Final = f"claimed_by_worker_id IS NOT NULL AND status IN ({LIVE_SQL}) AND claimed_by_worker_id <> '{HELD}'"
+OWNED: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_owned"
+IS_OWNED: Final = f"claimed_by_worker_id IS NOT NULL AND {is_live()} AND claimed_by_worker_id <> '{HELD}'"
 """An instance has it, dead or alive. What is held waits for its workflow."""
 
 
@@ -242,7 +242,7 @@ taskmanager_tasks AS t WHERE t.rowid IN (SELECT value FROM json_each((
     SELECT json_group_array(orphan.value) FROM dead_owner CROSS JOIN json_each((
         SELECT json_group_array(row) FROM (
             SELECT rowid AS row FROM {OWNED}
-            WHERE claimed_by_worker_id = dead_owner.owner AND id > CAST(:after AS TEXT) AND status IN ({LIVE_SQL})
+            WHERE claimed_by_worker_id = dead_owner.owner AND id > CAST(:after AS TEXT) AND {is_live()}
             ORDER BY id LIMIT :limit
         )
     )) AS orphan
@@ -265,8 +265,8 @@ def fetch_owned_ids(connection: Session, owner: str, *, limit: int, after: str =
     """See `Store.fetch_owned_ids`. The index holds all that is asked for."""
     query = f"""
         SELECT json_group_array(id) FROM (
-            SELECT id FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owner
-            WHERE claimed_by_worker_id = ? AND id > CAST(? AS TEXT) AND status IN ({LIVE_SQL}) ORDER BY id LIMIT ?
+            SELECT id FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owned
+            WHERE claimed_by_worker_id = ? AND id > CAST(? AS TEXT) AND {is_live()} ORDER BY id LIMIT ?
         )
     """
     return packed(connection, query, (owner, after, limit))
@@ -301,7 +301,7 @@ def fetch_expired(connection: Session, now: int, *, limit: int) -> list[TaskRow]
 
 _CANCEL_REQUESTS: Final = f"""
 SELECT json_group_array(id) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_cancel
-WHERE claimed_by_worker_id = ? AND cancel_requested_at IS NOT NULL AND status IN ({LIVE_SQL})
+WHERE claimed_by_worker_id = ? AND cancel_requested_at IS NOT NULL AND {is_live()}
 """
 _INSTANCES: Final = f"""
 SELECT {", ".join(InstanceRow._fields)} FROM taskmanager_instances ORDER BY started_at, instance_id

@@ -9,7 +9,7 @@ from taskmanager.store.constraints import encodable
 from taskmanager.store.sql.queries import fetch_ids
 from taskmanager.store.sql.rows import packed, read_schedule
 from taskmanager.store.sql.session import Session
-from taskmanager.store.sql.statements import INSERT, LIVE_SQL
+from taskmanager.store.sql.statements import INSERT, is_live
 
 _COLUMNS: Final = ScheduleRow._fields[:-1]
 _NAMES: Final = ", ".join(_COLUMNS)
@@ -40,8 +40,8 @@ FROM json_each(?) AS v WHERE s.schedule_name = json_extract(v.value, '$[0]')
 """
 _BUSY: Final = f"""
 SELECT json_group_array(DISTINCT tags)
-FROM taskmanager_tasks AS t INDEXED BY taskmanager_tasks_scheduled
-WHERE scheduled_for IS NOT NULL AND status IN ({LIVE_SQL}) AND tags IN (SELECT value FROM json_each(?))
+FROM taskmanager_tasks AS t INDEXED BY taskmanager_tasks_of_schedules
+WHERE scheduled_for IS NOT NULL AND {is_live()} AND tags IN (SELECT value FROM json_each(?))
 AND (status <> 'PENDING' OR claimed_by_worker_id IS NOT NULL OR task_name = coalesce(
     (SELECT s.task_name FROM taskmanager_schedule_state AS s
         WHERE s.schedule_name = json_extract(t.tags, '$.{SCHEDULE_TAG}')),

@@ -13,7 +13,7 @@ from taskmanager.store.sql.claims import free_queues
 from taskmanager.store.sql.figures import total
 from taskmanager.store.sql.queries import IS_OWNED, OWNED, counts, counts_up_to, hops, paused_queues
 from taskmanager.store.sql.session import Session
-from taskmanager.store.sql.statements import LIVE_SQL
+from taskmanager.store.sql.statements import is_live
 from taskmanager.store.sql.workflow_views import live_workflows, workflows_of
 from taskmanager.store.statistics import (
     COUNT_CAP,
@@ -119,7 +119,7 @@ def _held(connection: Session) -> tuple[Held, ...] | None:
             count(*) FILTER (WHERE status = 'CLAIMED'), count(*) FILTER (WHERE status = 'RUNNING')
         FROM (
             SELECT claimed_by_worker_id AS owner, queue_name, status FROM {OWNED}
-            WHERE claimed_by_worker_id IS NOT NULL AND status IN ({LIVE_SQL})
+            WHERE claimed_by_worker_id IS NOT NULL AND {is_live()}
             LIMIT {HELD_CAP + 1}
         ) GROUP BY owner, queue_name
     """

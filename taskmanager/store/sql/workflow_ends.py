@@ -7,9 +7,12 @@ from typing import Any, Final, NamedTuple
 from taskmanager.codec.values import MAX_ENCODED_BYTES, dumps, split_object
 from taskmanager.rules.workflows import NodeEnd, WorkflowEnd, end_of_workflow
 from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.statements import one_of
 
-IS_OPEN: Final = "n.status NOT IN ('COMPLETED', 'FAILED', 'SKIPPED')"
-"""A node `n` has not ended, as the partial index spells it."""
+HAS_ENDED: Final = one_of("n.status", ("COMPLETED", "FAILED", "SKIPPED"))
+"""A node `n` has ended."""
+IS_OPEN: Final = f"NOT {HAS_ENDED}"
+"""It has not."""
 HAS_WORKFLOW: Final = """
 EXISTS (
     SELECT 1 FROM taskmanager_workflow_tasks AS n JOIN taskmanager_workflows AS w ON w.id = n.workflow_id

@@ -24,7 +24,7 @@ SELECT id FROM tree
 """These workflows with all that stand in them."""
 TASKS_OF: Final = f"""
 SELECT n.task_id FROM json_each(:ids) AS v CROSS JOIN taskmanager_workflow_tasks AS n
-    INDEXED BY taskmanager_workflow_tasks_open ON n.workflow_id = v.value
+    INDEXED BY taskmanager_workflow_tasks_to_end ON n.workflow_id = v.value
 WHERE {IS_OPEN} AND n.task_id IS NOT NULL
 """
 """The tasks of open nodes of these workflows."""

@@ -12,8 +12,8 @@ from taskmanager.model.workflows import HELD
 from taskmanager.store.sql.counting import Counting, counted
 from taskmanager.store.sql.queries import task_rows
 from taskmanager.store.sql.session import Session
-from taskmanager.store.sql.statements import LIVE_SQL, TERMINAL_SQL
-from taskmanager.store.sql.workflow_ends import HAS_WORKFLOW, IS_OPEN
+from taskmanager.store.sql.statements import TERMINAL_SQL, is_live
+from taskmanager.store.sql.workflow_ends import HAS_ENDED, HAS_WORKFLOW, IS_OPEN
 from taskmanager.store.sql.workflow_walk import Walk
 from taskmanager.store.workflow_protocol import Advance
 
@@ -32,24 +32,24 @@ def _of_running(what: str, index: str, which: str, joined: str = "") -> str:
 _CHILD: Final = "JOIN taskmanager_workflows AS c ON c.id = n.sub_workflow_id"
 _TASK: Final = "LEFT JOIN taskmanager_tasks AS t ON t.id = n.task_id"
 _BEGUN: Final = f"{IS_OPEN} AND n.status IN ('READY', 'ENQUEUED', 'RUNNING')"
-_UNTOLD: Final = _of_running("n.id", "untold", "n.is_passed_on = 0 AND n.status IN ('COMPLETED', 'FAILED', 'SKIPPED')")
+_UNTOLD: Final = _of_running("n.id", "to_tell", f"n.is_passed_on = 0 AND {HAS_ENDED}")
 _IDLE: Final = _of_running("n.id", "idle", "n.status = 'PENDING' AND n.open = 0 AND n.inputs_open = 0")
-_WITHOUT_TASK: Final = _of_running("n.id", "open", f"{_BEGUN} AND n.is_subworkflow = 0 AND t.id IS NULL", _TASK)
-_NOT_BEGUN: Final = _of_running("n.id", "open", f"{_BEGUN} AND c.status = 'PENDING'", _CHILD)
+_WITHOUT_TASK: Final = _of_running("n.id", "to_end", f"{_BEGUN} AND n.is_subworkflow = 0 AND t.id IS NULL", _TASK)
+_NOT_BEGUN: Final = _of_running("n.id", "to_end", f"{_BEGUN} AND c.status = 'PENDING'", _CHILD)
 _CHILD_ENDED: Final = _of_running(
-    "c.id", "open", f"{_BEGUN} AND c.status IN ('COMPLETED', 'FAILED', 'CANCELLED')", _CHILD
+    "c.id", "to_end", f"{_BEGUN} AND c.status IN ('COMPLETED', 'FAILED', 'CANCELLED')", _CHILD
 )
 _TASK_ENDED: Final = _of_running(
     "t.id",
-    "open",
+    "to_end",
     f"{IS_OPEN} AND n.status IN ('ENQUEUED', 'RUNNING') AND t.status IN ({TERMINAL_SQL}) AND t.updated_at <= :ended_by",
     _TASK,
 )
 _HELD: Final = f"""
-SELECT t.id FROM taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner
+SELECT t.id FROM taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owned
 JOIN taskmanager_workflow_tasks AS n ON n.task_id = t.id
 JOIN taskmanager_workflows AS w ON w.id = n.workflow_id AND w.status <> 'PAUSED'
-WHERE t.claimed_by_worker_id = '{HELD}' AND t.status IN ({LIVE_SQL}) AND t.status = 'PENDING' AND n.status <> 'PENDING'
+WHERE t.claimed_by_worker_id = '{HELD}' AND {is_live("t.")} AND t.status = 'PENDING' AND n.status <> 'PENDING'
 LIMIT :limit
 """
 _ALL_ENDED: Final = f"""
@@ -58,8 +58,8 @@ WHERE w.status = 'RUNNING' AND w.status <> 'COMPLETED'
     AND NOT EXISTS (SELECT 1 FROM taskmanager_workflow_tasks AS n WHERE n.workflow_id = w.id AND {IS_OPEN}) LIMIT :limit
 """
 _WITHOUT_WORKFLOW: Final = f"""
-taskmanager_tasks AS t INDEXED BY taskmanager_tasks_of_workflows
-WHERE t.is_workflow_task = 1 AND t.status IN ({LIVE_SQL}) AND t.id > CAST(:after AS TEXT)
+taskmanager_tasks AS t INDEXED BY taskmanager_tasks_in_workflows
+WHERE t.is_workflow_task = 1 AND {is_live("t.")} AND t.id > CAST(:after AS TEXT)
     AND NOT {HAS_WORKFLOW}
 ORDER BY t.id LIMIT :limit
 """

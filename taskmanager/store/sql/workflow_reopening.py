@@ -10,15 +10,16 @@ from typing import Final
 from taskmanager.model.workflows import ENDED_WORKFLOW
 from taskmanager.store.sql.counting import Counting, counted
 from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.workflow_ends import HAS_ENDED
 from taskmanager.store.sql.workflow_rows import fetch_workflow
 from taskmanager.store.sql.workflow_walk import Walk
 from taskmanager.store.workflow_protocol import Advance
 
 _THESE: Final = "IN (SELECT value FROM json_each(:ids))"
 _THESE_NODES: Final = "IN (SELECT CAST(value AS INTEGER) FROM json_each(:ids))"
-_NODES_OF: Final = """
+_NODES_OF: Final = f"""
 SELECT n.id, n.workflow_id FROM json_each(:ids) AS v CROSS JOIN taskmanager_workflow_tasks AS n ON n.task_id = v.value
-WHERE n.status IN ('COMPLETED', 'FAILED', 'SKIPPED')
+WHERE {HAS_ENDED}
 """
 _UNDONE: Final = f"""
 SELECT id, sub_workflow_id FROM taskmanager_workflow_tasks WHERE workflow_id {_THESE} AND status <> 'COMPLETED'
@@ -36,9 +37,9 @@ SET status = :status, result = NULL, error = NULL, completed_at = NULL, updated_
     cancelled_at = (SELECT o.cancelled_at FROM taskmanager_workflows AS o WHERE o.id = w.parent_workflow_id)
 WHERE id {_THESE}
 """
-_NODE_OF: Final = """
+_NODE_OF: Final = f"""
 SELECT n.id FROM taskmanager_workflow_tasks AS n
-WHERE n.workflow_id = ? AND n.task_index = ? AND n.status IN ('COMPLETED', 'FAILED', 'SKIPPED')
+WHERE n.workflow_id = ? AND n.task_index = ? AND {HAS_ENDED}
 """
 
 

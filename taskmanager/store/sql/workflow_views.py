@@ -6,16 +6,17 @@ from typing import Final, NamedTuple
 
 from taskmanager.model.workflows import HELD, NodeRow, WorkflowRow
 from taskmanager.store.sql.session import Session
+from taskmanager.store.sql.workflow_ends import IS_OPEN
 from taskmanager.store.sql.workflow_rows import fetch_nodes, fetch_workflow, fetch_workflows
 from taskmanager.store.statistics import OWNED_CAP, LiveWorkflow, OwnWorkflow
 
 # An index that is read at its end, and one of the nodes that have not ended.
-_PROGRESS: Final = """
+_PROGRESS: Final = f"""
 SELECT w.id,
     (SELECT coalesce(max(n.task_index) + 1, 0) FROM taskmanager_workflow_tasks AS n WHERE n.workflow_id = w.id),
     (
-        SELECT count(*) FROM taskmanager_workflow_tasks AS n INDEXED BY taskmanager_workflow_tasks_open
-        WHERE n.workflow_id = w.id AND n.status NOT IN ('COMPLETED', 'FAILED', 'SKIPPED')
+        SELECT count(*) FROM taskmanager_workflow_tasks AS n INDEXED BY taskmanager_workflow_tasks_to_end
+        WHERE n.workflow_id = w.id AND {IS_OPEN}
     )
 FROM json_each(?) AS wanted CROSS JOIN taskmanager_workflows AS w ON w.id = wanted.value
 """

@@ -19,7 +19,7 @@ from taskmanager.store.noted import Noted
 from taskmanager.store.sql import workflow_pauses as pauses
 from taskmanager.store.sql.session import Session
 from taskmanager.store.sql.statements import DUE, OF_NODE, TERMINAL_SQL, Row
-from taskmanager.store.sql.workflow_ends import IS_OPEN, end_workflows, parent_of
+from taskmanager.store.sql.workflow_ends import HAS_ENDED, IS_OPEN, end_workflows, parent_of
 from taskmanager.store.workflow_protocol import Advance, FreeTask
 
 _THESE: Final = "IN (SELECT value FROM json_each(:ids))"
@@ -40,7 +40,7 @@ WHERE n.id = ? AND {IS_OPEN}
 # Those that depend on these count them now. In a paused workflow they do so when it goes on.
 _TELL: Final = f"""
 UPDATE {_NODES} SET is_passed_on = 1
-WHERE {_THESE_NODES} AND n.is_passed_on = 0 AND NOT {IS_OPEN}
+WHERE {_THESE_NODES} AND n.is_passed_on = 0 AND {HAS_ENDED}
     AND EXISTS (SELECT 1 FROM taskmanager_workflows AS w WHERE w.id = n.workflow_id AND w.status = 'RUNNING')
 RETURNING id, workflow_id
 """
@@ -102,12 +102,12 @@ _BEGIN_NODES: Final = f"""
 UPDATE {_NODES} SET status = 'RUNNING', started_at = :now WHERE {_THESE_NODES} AND {IS_OPEN} RETURNING sub_workflow_id
 """
 _UNTOLD: Final = f"""
-SELECT n.id FROM json_each(:ids) AS v CROSS JOIN {_NODES} INDEXED BY taskmanager_workflow_tasks_untold
+SELECT n.id FROM json_each(:ids) AS v CROSS JOIN {_NODES} INDEXED BY taskmanager_workflow_tasks_to_tell
     ON n.workflow_id = v.value
-WHERE n.is_passed_on = 0 AND n.status IN ('COMPLETED', 'FAILED', 'SKIPPED')
+WHERE n.is_passed_on = 0 AND {HAS_ENDED}
 """
 _WAITING: Final = f"""
-SELECT n.id FROM json_each(:ids) AS v CROSS JOIN {_NODES} INDEXED BY taskmanager_workflow_tasks_open
+SELECT n.id FROM json_each(:ids) AS v CROSS JOIN {_NODES} INDEXED BY taskmanager_workflow_tasks_to_end
     ON n.workflow_id = v.value
 WHERE n.status = 'PENDING' AND {IS_OPEN}
 """

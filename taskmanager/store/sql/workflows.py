@@ -18,7 +18,7 @@ from taskmanager.store.noted import Noted
 from taskmanager.store.sql import workflow_pauses as pauses
 from taskmanager.store.sql.counting import Counting, counted
 from taskmanager.store.sql.session import Session
-from taskmanager.store.sql.statements import GRAPH, LIVE_SQL, Row
+from taskmanager.store.sql.statements import GRAPH, Row, is_live
 from taskmanager.store.sql.workflow_ends import IS_OPEN
 from taskmanager.store.sql.workflow_reopening import reopen_tasks
 from taskmanager.store.sql.workflow_rows import fetch_workflow
@@ -154,7 +154,7 @@ WHERE id IN ({pauses.TREE}) AND status IN ('PENDING', 'RUNNING', 'PAUSED') RETUR
 """
 _NOT_BEGUN: Final = f"""
 SELECT n.id FROM json_each(:ids) AS v CROSS JOIN taskmanager_workflow_tasks AS n
-    INDEXED BY taskmanager_workflow_tasks_open ON n.workflow_id = v.value
+    INDEXED BY taskmanager_workflow_tasks_to_end ON n.workflow_id = v.value
 WHERE {IS_OPEN} AND n.status IN ('PENDING', 'READY')
 """
 _END_WAITING: Final = pauses.END_WAITING.format(
@@ -162,7 +162,7 @@ _END_WAITING: Final = pauses.END_WAITING.format(
 )
 _ASK: Final = f"""
 UPDATE OR IGNORE taskmanager_tasks SET cancel_requested_at = :now, updated_at = :now
-WHERE id IN ({pauses.TASKS_OF}) AND status IN ({LIVE_SQL}) AND cancel_requested_at IS NULL
+WHERE id IN ({pauses.TASKS_OF}) AND {is_live()} AND cancel_requested_at IS NULL
 """
 
 

@@ -1,6 +1,7 @@
 """The schema as numbered migrations: `migrations/NNNN_name.sql`, each applied in one transaction with its version row.
 
-Several processes may start at once. Each reads the version again under the write lock, so each migration runs once.
+Several processes may start at once. Each reads the version again under the write lock, so each migration runs once. Of
+a new file all are applied in one transaction.
 
 A step that adds runs beside older instances that use the file: their statements still find all that they name. A step
 that drops or renames runs only when nobody else lives. If it drops indexes alone, the file works without it, so it
@@ -37,6 +38,8 @@ VALUES (?, ?, CAST(strftime('%s', 'now') AS INTEGER) * 1000000)
 """
 
 
+_LIST: Final = r"\b(\w+) IN \(('\w+'(?:, '\w+'){2,})\)"
+"""A list as the CHECKs of older files have them."""
 _TAKES_AWAY: Final = r"(?im)^\s*(DROP|ALTER\s+TABLE\s+\S+\s+(DROP|RENAME))\b"
 _DROPS_INDEX: Final = r"(?i)(--[^\n]*\n|\s)*DROP\s+INDEX\b"
 
@@ -44,7 +47,7 @@ _DROPS_INDEX: Final = r"(?i)(--[^\n]*\n|\s)*DROP\s+INDEX\b"
 _OF_TASKS: Final = {"taskmanager_task_attempts", "taskmanager_steps", "taskmanager_events"}
 
 
-NEWEST: Final = "1-2-3-4-5-6-7-8 22672 99c01796"
+NEWEST: Final = "1-2-3-4-5-6-7-8-9-10 23134 8876bf85"
 """The shape of a file with the newest schema, which most starts find. Every migration changes it."""
 
 
@@ -153,11 +156,15 @@ def migrate(connection: SqliteSession, path: str, is_dead: Callable[[str], bool]
         return
     with connection.transaction():
         _make_whole(connection, path)
-    for step in _pending(connection, path, is_dead):
+    pending, is_older = _pending(connection, path, is_dead), bool(_applied(connection))
+    for part in [[step] for step in pending] if is_older else [pending]:  # nobody waits yet to write into a new file
         with connection.transaction():
             _version_known(connection, newest, path)
-            if step.version not in _applied(connection):
-                _apply(connection, step)
+            for step in part:
+                if step.version not in _applied(connection):
+                    _apply(connection, step)
+            if is_older:
+                _spell_anew(connection, steps)
 
 
 def _pending(connection: SqliteSession, path: str, is_dead: Callable[[str], bool]) -> Sequence[Migration]:
@@ -246,6 +253,38 @@ def _apply(connection: SqliteSession, step: Migration) -> None:
     for statement in statements(step.script):
         connection.execute(statement)
     connection.execute(_ADD_VERSION, (step.version, step.name))
+
+
+def _spell_anew(connection: SqliteSession, steps: Sequence[Migration]) -> None:
+    """Give the tables of an older file the text of today where that means the same: comparisons in place of lists.
+
+    This is the way that SQLite documents for changes that leave the rows as they are. Where it is forbidden, as it is
+    in the SQLite of macOS, the tables stay as they are and are written more slowly.
+    """
+    texts = {part.name: part.sql for part in _parts(steps, steps[-1].version) if part.kind == "table"}
+    rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
+    older = [(name, sql) for name, sql in rows if name in texts and sql != texts[name]]
+    changes = [(texts[name], name) for name, sql in older if _words(sql) == _words(texts[name])]
+    if not changes:
+        return
+    (number,) = connection.execute("PRAGMA schema_version").fetchone()
+    connection.execute("PRAGMA writable_schema = ON")
+    try:
+        for change in changes:
+            connection.execute("UPDATE sqlite_master SET sql = ? WHERE type = 'table' AND name = ?", change)
+        connection.execute(f"PRAGMA schema_version = {number + 1}")  # or other connections would not read it again
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            raise
+        logger.debug("the CHECKs of an older file stay lists: %s", error)
+    finally:
+        connection.execute("PRAGMA writable_schema = OFF")
+
+
+def _words(sql: str) -> list[str]:
+    """Return the words and signs of the text of a table, with a comparison for each text of a list."""
+    compared = re.sub(_LIST, lambda it: " OR ".join(f"{it[1]} = {each}" for each in it[2].split(", ")), sql)
+    return re.findall(r"\w+|[^\w\s]", compared)
 
 
 # What another program has dropped.

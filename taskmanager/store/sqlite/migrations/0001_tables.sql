@@ -9,7 +9,8 @@ CREATE TABLE taskmanager_tasks (
     args TEXT,
     kwargs TEXT,
     status TEXT NOT NULL CHECK (
-        status IN ('PENDING', 'CLAIMED', 'RUNNING', 'COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED', 'INTERRUPTED')
+        status = 'PENDING' OR status = 'CLAIMED' OR status = 'RUNNING' OR status = 'COMPLETED' OR status = 'FAILED'
+        OR status = 'CANCELLED' OR status = 'EXPIRED' OR status = 'INTERRUPTED'
     ),
     sent_at INTEGER NOT NULL,
     enqueued_at INTEGER NOT NULL,
@@ -53,7 +54,8 @@ CREATE TABLE taskmanager_tasks (
     ),
     CONSTRAINT completed_at_says_completed CHECK ((completed_at IS NOT NULL) = (status = 'COMPLETED')),
     CONSTRAINT error_code_is_final CHECK (
-        error_code IS NULL OR status IN ('FAILED', 'CANCELLED', 'EXPIRED', 'INTERRUPTED')
+        error_code IS NULL
+        OR status = 'FAILED' OR status = 'CANCELLED' OR status = 'EXPIRED' OR status = 'INTERRUPTED'
     )
 ) STRICT;
 
@@ -86,7 +88,9 @@ CREATE TABLE taskmanager_task_attempts (
     id INTEGER PRIMARY KEY,
     task_id TEXT NOT NULL REFERENCES taskmanager_tasks (id) ON DELETE CASCADE,
     attempt INTEGER NOT NULL CHECK (attempt >= 1),
-    outcome TEXT NOT NULL CHECK (outcome IN ('COMPLETED', 'FAILED', 'WORKER_FAILURE', 'INTERRUPTED')),
+    outcome TEXT NOT NULL CHECK (
+        outcome = 'COMPLETED' OR outcome = 'FAILED' OR outcome = 'WORKER_FAILURE' OR outcome = 'INTERRUPTED'
+    ),
     will_retry INTEGER NOT NULL CHECK (will_retry IN (0, 1)),
     started_at INTEGER NOT NULL,
     finished_at INTEGER NOT NULL,

@@ -3,7 +3,10 @@
 CREATE TABLE taskmanager_workflows (
     id TEXT NOT NULL PRIMARY KEY,
     name TEXT NOT NULL,
-    status TEXT NOT NULL CHECK (status IN ('PENDING', 'RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'CANCELLED')),
+    status TEXT NOT NULL CHECK (
+        status = 'PENDING' OR status = 'RUNNING' OR status = 'PAUSED' OR status = 'COMPLETED' OR status = 'FAILED'
+        OR status = 'CANCELLED'
+    ),
     on_error TEXT NOT NULL CHECK (on_error IN ('fail', 'pause')),
     output_task_index INTEGER,
     success_policy TEXT,
@@ -34,14 +37,15 @@ CREATE TABLE taskmanager_workflow_tasks (
     workflow_id TEXT NOT NULL REFERENCES taskmanager_workflows (id) ON DELETE CASCADE,
     task_index INTEGER NOT NULL CHECK (task_index >= 0),
     status TEXT NOT NULL CHECK (
-        status IN ('PENDING', 'READY', 'ENQUEUED', 'RUNNING', 'COMPLETED', 'FAILED', 'SKIPPED')
+        status = 'PENDING' OR status = 'READY' OR status = 'ENQUEUED' OR status = 'RUNNING' OR status = 'COMPLETED'
+        OR status = 'FAILED' OR status = 'SKIPPED'
     ),
     open INTEGER NOT NULL CHECK (open >= 0),
     completed INTEGER NOT NULL CHECK (completed >= 0),
     failed INTEGER NOT NULL CHECK (failed >= 0),
     inputs_open INTEGER NOT NULL CHECK (inputs_open >= 0),
     inputs_failed INTEGER NOT NULL CHECK (inputs_failed >= 0),
-    join_type TEXT NOT NULL CHECK (join_type IN ('all', 'any', 'quorum')),
+    join_type TEXT NOT NULL CHECK (join_type = 'all' OR join_type = 'any' OR join_type = 'quorum'),
     min_success INTEGER,
     allow_failed_deps INTEGER NOT NULL CHECK (allow_failed_deps IN (0, 1)),
     is_optional INTEGER NOT NULL CHECK (is_optional IN (0, 1)),
