@@ -231,13 +231,14 @@ class Life:
             return
         if not self.is_up or self._intake.is_forked:  # a child that goes on in the loop of its parent starts nothing
             return
-        begin, run = self._settlement.begin, self.run
-        for live in self._dispatcher.take():
+        begin, run, taken = self._settlement.begin, self.run, self._dispatcher.take()
+        now_us = self._clock.now_us() if taken else 0  # they start together, and alike rows are written faster
+        for live in taken:
             try:
                 if live.good_until is not None and live.good_until <= self._wall_clock.now_us():
                     self._come_too_late(live)
                     continue
-                begin(live)
+                begin(live, now_us)
                 if live.is_persisted:
                     self._writer.mark(live)
                     if self._writer.degraded_since is None:

@@ -118,6 +118,29 @@ async def test_a_lean_write_loses_like_any_other(store: Store) -> None:
     assert (won.status, won.result) == ("COMPLETED", "caf\\udce9")
 
 
+@pytest.mark.parametrize("instants", [1, 2])
+async def test_many_starts_are_each_fenced_alone(store: Store, instants: int) -> None:
+    """However much they have in common: who lost a task changes nothing of it, and all the others have begun."""
+    rows = [task(f"t{each:02}", claimed_by_worker_id=OTHER if each % 9 == 5 else ME) for each in range(40)]
+    await put(store, *rows)
+    at = {row.task_id: 120 + number % instants for number, row in enumerate([*rows, task("gone")])}
+    report = await store.commit(
+        [
+            StartWrite(each, "app:job", Expected("PENDING", ME, 0), now, 7, "host", "main", "default", 100)
+            for each, now in at.items()
+        ]
+    )
+    lost = {row.task_id: row for row in rows if row.claimed_by_worker_id == OTHER}
+    assert report == CommitReport({**lost, "gone": None}, {})
+    for row in rows:
+        now = await store.fetch(row.task_id)
+        assert now is not None
+        if row.task_id in lost:
+            assert now == row
+        else:
+            assert (now.status, now.started_at, now.start_count) == ("RUNNING", at[row.task_id], 1)
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

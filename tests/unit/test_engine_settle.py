@@ -39,7 +39,7 @@ class Scene:
             setattr(self.live, name, value)
 
     def begin(self) -> Attempt:
-        self.settlement.begin(self.live)
+        self.settlement.begin(self.live, self.clock.now_us())
         self.attempt = Attempt(self.live, around(NOBODY))
         return self.attempt
 
@@ -216,7 +216,7 @@ def test_a_release_frees_the_row_and_says_that_it_goes_on() -> None:
     live = new_live()
     live.claimed_at = 4
     scene = Scene()
-    scene.settlement.begin(live)  # committed, but the manager stops, and user code does not begin
+    scene.settlement.begin(live, scene.clock.now_us())  # committed, but the manager stops, and user code does not begin
     scene.settlement.release(live)
     row = live.row()
     assert (row.status, row.claimed_by_worker_id, row.claimed_at, row.started_at) == ("PENDING", None, None, None)

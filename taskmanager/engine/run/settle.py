@@ -52,10 +52,10 @@ class Settlement:
         self.tally: Counter[str] = Counter()
         """What has come of tasks here: how many ended, by status; "retry" and "requeued" count those that run again."""
 
-    def begin(self, live: LiveTask) -> None:
+    def begin(self, live: LiveTask, now_us: int) -> None:
         """→ RUNNING: the state that is committed before user code runs."""
         live.status = RUNNING
-        live.started_at = live.updated_at = self._now_us()
+        live.started_at = live.updated_at = now_us
         live.owner = self._who.instance_id
         live.worker = self._worker
         if live.start_count or live.next_retry_at is not None:

@@ -300,7 +300,7 @@ START: Final = Kind(
         | _same(_WORKER)
     ),
     ("id", *StartWrite._fields[1:], *EXPECTED),
-    (*_WORKER, *EXPECTED),
+    ("started_at", *_WORKER, *EXPECTED),
 )  # fmt: skip
 SUCCESS: Final = Kind(
     _update({"status": "'COMPLETED'", "updated_at": "[completed_at]"} | _same(("completed_at", "result"))),
