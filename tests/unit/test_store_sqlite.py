@@ -533,6 +533,14 @@ async def test_a_take_over_is_found_through_the_index_of_what_waits(path: Path) 
     assert not re.search(r"SCAN (t|taskmanager_tasks)$|ORDER BY", steps, re.MULTILINE)
 
 
+async def test_slots_that_were_lent_are_counted_by_who_lent_them(path: Path) -> None:
+    """Each claim of a shared queue counts them. It costs by the few that wait for others, not by all that it owns."""
+    await created(path)
+    first, *rest = plan(path, claims._COUNT_LENT, ("[]", "me")).splitlines()
+    assert first.startswith("SCAN v ")
+    assert re.search(r"\Wid=\?\)", "\n".join(rest))
+
+
 @pytest.mark.parametrize(
     ("query", "parameters", "index"),
     [

@@ -249,7 +249,7 @@ def others(connection: Session, request: ClaimRequest, due_at: int, limit: int) 
 
 
 _COUNT_LENT: Final = """
-SELECT count(*) FROM json_each(?) AS v JOIN taskmanager_tasks AS t ON t.id = v.value
+SELECT count(*) FROM json_each(?) AS v CROSS JOIN taskmanager_tasks AS t ON t.id = v.value
 WHERE t.status = 'RUNNING' AND t.claimed_by_worker_id = ?
 """
 
