@@ -260,6 +260,16 @@ def test_the_lists_of_an_older_file_become_comparisons(older: SqliteSession) -> 
     refuses_what_a_list_refuses(older)
 
 
+def test_an_older_instance_that_starts_meanwhile_finds_its_indexes(older: SqliteSession) -> None:
+    """To build the new ones takes seconds in a large file, and until then that has the version of the older."""
+    before = {name for name, (kind, _) in parts(older).items() if kind == "index"}
+    migrate(older, "tasks.db", lambda _: schema.version(older) == LAST_WITH_LISTS)
+    assert before < parts(older).keys()
+    check_version(older, "tasks.db")
+    migrate(older, "tasks.db", lambda _: True)
+    assert shape(older) == NEWEST
+
+
 def test_a_table_that_another_program_has_extended_keeps_its_text(older: SqliteSession) -> None:
     """To write the text of ours over it would take away its column."""
     older.execute("ALTER TABLE taskmanager_tasks ADD COLUMN theirs TEXT DEFAULT 'x'")

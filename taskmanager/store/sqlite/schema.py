@@ -160,8 +160,9 @@ def migrate(connection: SqliteSession, path: str, is_dead: Callable[[str], bool]
     for part in [[step] for step in pending] if is_older else [pending]:  # nobody waits yet to write into a new file
         with connection.transaction():
             _version_known(connection, newest, path)
+            allowed = _pending(connection, path, is_dead)  # an older instance may have started while a step was applied
             for step in part:
-                if step.version not in _applied(connection):
+                if step in allowed:
                     _apply(connection, step)
             if is_older:
                 _spell_anew(connection, steps)
