@@ -46,6 +46,24 @@ def test_words_for_the_planner_of_sqlite_are_left_out(sql: str, expected: str) -
     assert said(sql) == expected
 
 
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("a AND (t.b = 'x' OR t.b = 'y' OR t.b = 'z') LIMIT ?", "a AND (t.b IN ('x', 'y', 'z')) LIMIT %s"),
+        ("NOT (b = 'x' OR b = 'y' OR b = 'z')", "NOT (b IN ('x', 'y', 'z'))"),
+        ("(b = 'x' OR b = 'y')", "(b = 'x' OR b = 'y')"),
+        ("(b = 'x' OR c = 'y' OR b = 'z')", "(b = 'x' OR c = 'y' OR b = 'z')"),
+        ("(b = 'x' OR b = 'y' AND b = 'z')", "(b = 'x' OR b = 'y' AND b = 'z')"),
+        ("(b = 'x' OR b < 'y' OR b = 'z')", "(b = 'x' OR b < 'y' OR b = 'z')"),
+        ("(b = ? OR b = ? OR b = ?)", "(b = %s OR b = %s OR b = %s)"),
+        ("f(b, c)", "f(b, c)"),
+    ],
+)
+def test_words_that_compare_a_column_with_texts_become_a_list(sql: str, expected: str) -> None:
+    """SQLite would make a table of it. PostgreSQL stops at a LIMIT there."""
+    assert said(sql) == expected
+
+
 def test_words_for_the_id_of_a_row_are_its_id() -> None:
     """PostgreSQL has no rowid. It is a part of no other name."""
     assert said("SELECT rowid, t.rowid, rowids") == "SELECT id, t.id, rowids"

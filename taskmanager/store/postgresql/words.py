@@ -149,6 +149,20 @@ def _hint(items: _Items) -> _Found:
     return None
 
 
+# Of a list PostgreSQL reads what a LIMIT needs. Of comparisons it may first read all rows of each, through one index.
+def _list(items: _Items) -> _Found:
+    group = items[0]
+    if not isinstance(group, _Group) or any(isinstance(each, _Group) for each in group.inside):
+        return None
+    words = [each.text for each in group.inside if isinstance(each, _Word)]
+    columns, signs, texts, between = (words[first::4] for first in range(4))
+    if len(words) % 4 != 3 or len(texts) < 3 or len(set(columns)) > 1:
+        return None
+    if {*signs} != {"="} or {*between} != {"OR"} or {text[0] for text in texts} != {"'"}:
+        return None
+    return f"({columns[0]} IN ({', '.join(texts)}))", 1
+
+
 # Every row of a table of ours has an id.
 def _rowid(items: _Items) -> _Found:
     if isinstance(items[0], _Word) and (found := re.fullmatch(r"(\w+\.)?rowid", items[0].text)):
@@ -339,6 +353,6 @@ _FUNCTIONS: Final[dict[str, Callable[..., str | None]]] = {
     "json_valid": lambda text: f"(jsonb_typeof(taskmanager_json({text})) <> 'string')",
 }
 _RULES: Final[tuple[Callable[[_Items], _Found], ...]] = (
-    _placeholder, _hint, _rowid, _recursion, _is, _pattern, _values_in, _values_of, _table_of_values, _unnamed,
+    _placeholder, _hint, _list, _rowid, _recursion, _is, _pattern, _values_in, _values_of, _table_of_values, _unnamed,
     _packed, _sum, _cast, _function,
 )  # fmt: skip
