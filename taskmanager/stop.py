@@ -190,7 +190,7 @@ class Abandoned:
         try:
             # Rows that still name it come from a claim whose answer nobody waited for.
             claim = self._life.unanswered_claim
-            await self._store.release(me, now_us, None if claim is None else claim.now)
+            await self._store.release(me, now_us, claim[0].now if claim else None)
             if self._wall_clock.holds_expiry:
                 # Its row may be all that tells of a clock that was ahead, by which the delays were freed just now.
                 row = self._identity._replace(started_at=self._engine.started_at, updated_at=now_us)

@@ -174,8 +174,8 @@ class Reaper:
         async with self._claiming:
             rows = (await self._store.fetch_ids(task_ids)).values()
             mine = [row for row in rows if row.claimed_by_worker_id == self._identity.instance_id]
-            if (claim := self._life.unanswered_claim) is not None:  # the claimer asks for its rows: none has run
-                mine = [row for row in mine if row.claimed_at != claim.now]
+            if claim := self._life.unanswered_claim:  # the claimer asks for its rows: none has run
+                mine = [row for row in mine if row.claimed_at != claim[0].now]
             unknown = set(self._unknown([row.task_id for row in mine if row.status in LIVE]))
             strays = [row for row in mine if row.task_id in unknown]
             return await self._recovery.recover(strays, lambda row: Crash(True, row.task_id, LOST))

@@ -6,6 +6,7 @@ start (persisted) → `run` → `report` or `complete` → the writer → `publi
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -53,8 +54,8 @@ class Life:
     """How many rows were freed here: tasks that were accepted here may wait in the store, or at other instances."""
     whole_looks_wanted = 0
     """How often a look at all news was wanted: a write without an answer may have asked for what nobody has heard."""
-    unanswered_claim: ClaimRequest | None = None
-    """The claim whose answer is on its way, or was lost."""
+    unanswered_claim: Sequence[ClaimRequest] = ()
+    """The requests, of one token, whose answer is on its way, or was lost."""
 
     # These call the verbs, so they are made after them; see `attach`.
     _inbox: Inbox

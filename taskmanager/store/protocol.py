@@ -210,10 +210,11 @@ class Store(WorkflowStore, UpkeepStore, WatchedStore, Protocol):
         """
         ...
 
-    async def claim(self, request: ClaimRequest) -> list[TaskRow]:
+    async def claim(self, *requests: ClaimRequest) -> list[TaskRow]:
         """PENDING and free → CLAIMED by `owner`, or RUNNING, in one transaction; the rows as they are now, best first.
 
-        A row that cannot be read never runs, so it is FAILED here: an `UnreadableRow` among the others.
+        A row that cannot be read never runs, so it is FAILED here: an `UnreadableRow` among the others. Several
+        requests have one token, and each is for another queue; in a file one transaction serves them all.
         """
         ...
 

@@ -405,6 +405,19 @@ async def test_a_claim_counts_what_every_owner_holds_of_the_queue(store: Store) 
     assert [row.task_id for row in await store.claim(_places(OTHER, 3))] == ["t3"]
 
 
+async def test_claims_for_several_queues_are_each_kept_to_their_own_limit(store: Store) -> None:
+    """With one token, as if they were made one after the other, each best first."""
+    for queue, count in (("gpu", 3), ("cpu", 2), ("full", 2), ("free", 3)):
+        await put(store, *(task(f"{queue}{each}", queue_name=queue, priority=9 - each) for each in range(count)))
+    await put(store, task("runs", queue_name="full", status="RUNNING"))
+    requests = [_places(ME, 1)._replace(queue_name=each) for each in ("gpu", "full", "cpu", "nothing")]
+    rows = await store.claim(*requests, _places(ME, 1)._replace(queue_name="free", limit=2, file_limit=None))
+    assert [row.task_id for row in rows] == ["gpu2", "cpu1", "free2", "free1"]
+    assert {(row.status, row.claimed_by_worker_id, row.claimed_at) for row in rows} == {("CLAIMED", ME, 200)}
+    assert [row.task_id for row in await store.fetch_claim(ME, 200)] == ["free2", "gpu2", "cpu1", "free1"]
+    assert await store.claim(*requests) == []
+
+
 async def test_a_task_that_waits_lends_its_place_to_its_own_instance(store: Store) -> None:
     """To nobody else, not twice, and only as long as its row says that it runs."""
     await put(store, task("parent", queue_name="gpu", status="RUNNING"), *(task(n, queue_name="gpu") for n in "abcd"))

@@ -44,8 +44,8 @@ class Pausing:
             await stop_here()
         return report
 
-    async def claim(self, request: ClaimRequest) -> list[TaskRow]:
-        rows: list[TaskRow] = await super().claim(request)  # type: ignore[misc]
+    async def claim(self, *requests: ClaimRequest) -> list[TaskRow]:
+        rows: list[TaskRow] = await super().claim(*requests)  # type: ignore[misc]
         if rows and self.pause["point"] == "claimed":
             await stop_here()
         return rows

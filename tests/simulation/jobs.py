@@ -25,7 +25,7 @@ OTHERS = (
     *("retried", "crash_retry", "timed", "narrow", "narrow_once", "memory", "thread_safe", "thread_once"),
     *("process_safe", "process_once", "process_retry", "shared_once", "shared_thread"),
 )
-QUEUES = ("narrow", "shared", "default")
+QUEUES = ("narrow", "shared_once", "shared", "default")
 Work = Callable[["Process", int, str], Awaitable[int]]
 Jobs = dict[str, Task[..., Any]]
 
@@ -107,7 +107,7 @@ def define_jobs(manager: TaskManager, process: "Process") -> Jobs:
         "process_once": partial(make_process, "process_once", on_failure=alert.with_options(priority=1)),
         "process_retry": partial(make_process, "process_retry", retry_policy=crash_policy),
         "shared": partial(make, "shared", persist=True, requeue_on_interrupt=True, queue_name="shared", **quick),
-        "shared_once": partial(make, "shared_once", queue_name="shared", **followed),
+        "shared_once": partial(make, "shared_once", queue_name="shared_once", **followed),
         "shared_thread": partial(
             make_thread, "shared_thread", persist=True, requeue_on_interrupt=True, queue_name="shared"
         ),

@@ -224,7 +224,8 @@ class Runs:
 
     def _check_shared(self, run: Run) -> None:
         """What was taken over from a process that was out does not count: it hears of that at its next write."""
-        holders = [each for each in self.now if each.is_shared and not each.is_waiting and self._holds_place(each)]
+        alike = [each for each in self.now if each.is_shared and queue_of(each.name) == queue_of(run.name)]
+        holders = [each for each in alike if not each.is_waiting and self._holds_place(each)]
         limit = self._world.shared_limit
         # Who still works on a file that was deleted counts by that one.
         if run.is_shared and len(holders) > limit and not self._world.loss_count:

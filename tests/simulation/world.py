@@ -142,6 +142,7 @@ class World:
             "queues": [
                 QueueConfig("narrow", max_concurrency=NARROW_LIMIT, priority=chance.choice((50, 10))),
                 QueueConfig("shared", max_concurrency=self.shared_limit, scope="file"),
+                QueueConfig("shared_once", max_concurrency=self.shared_limit, scope="file"),
             ],
             "max_in_memory": chance.choice((1, 2, 5, 10_000)),
             "commit_interval": chance.choice((0.0, 0.02)),
@@ -175,7 +176,7 @@ class World:
         """The queues that one more process runs. Whoever comes when the faults have ended runs all."""
         if not (self.has_roles and self.has_faults):
             return None
-        return self._roles.choice((None, (), (), ("default",), ("narrow", "shared")))
+        return self._roles.choice((None, (), (), ("default",), ("narrow", "shared", "shared_once")))
 
     def step(self, by_s: float) -> None:
         """Somebody sets the wall clock."""

@@ -465,3 +465,45 @@ async def test_no_sweep_of_a_start_comes_before_its_first_claim() -> None:
         await manager.join()
         assert log == ["a"]
         await turns_until(lambda: store.calls.count("fetch_expired") > before)
+
+
+def many_limited(count: int) -> tuple[TaskManager, list[Any], list[int]]:
+    """A manager with so many queues of one place in the file, a task for each, and how many run in each."""
+    queues = [QueueConfig(f"q{number}", max_concurrency=1, scope="file") for number in range(count)]
+    manager, running = manager_of(concurrency=100, queues=queues), [0] * count
+
+    @manager.task(persist=True)
+    async def work(number: int) -> int:
+        running[number] += 1
+        most = running[number]
+        await asyncio.sleep(0.01)
+        running[number] -= 1
+        return most
+
+    return manager, [work.with_options(queue_name=each.name) for each in queues], running
+
+
+async def test_queues_with_limits_in_the_file_are_claimed_for_together() -> None:
+    """Eighty tenants with one place each cost two claims a round, and not eighty. No place is taken twice."""
+    manager, tasks, _ = many_limited(80)
+    async with world_of(manager) as (world, store):
+        before = store.calls.count("claim")
+        handles = [task.enqueue(number) for _ in range(3) for number, task in enumerate(tasks)]
+        await world.advance(2)
+        await manager.join()
+        assert {await handle for handle in handles} == {1}
+        assert store.calls.count("claim") - before < 40
+        assert_counters(engine_of(manager))
+
+
+async def test_a_lost_answer_to_claims_for_many_queues_is_asked_again_whole() -> None:
+    """What stands in the file as claimed runs once, in each queue."""
+    manager, tasks, _ = many_limited(5)
+    async with world_of(manager) as (world, store):
+        store.fail("claim", after=True)
+        handles = [task.enqueue(number) for _ in range(2) for number, task in enumerate(tasks)]
+        await world.advance(10)
+        await manager.join()
+        assert {await handle for handle in handles} == {1}
+        assert {row.start_count for row in store.memory.ended.values()} == {1}
+        assert_counters(engine_of(manager))

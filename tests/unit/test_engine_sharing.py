@@ -97,8 +97,8 @@ async def test_join_by_tag_waits_for_a_task_that_is_being_claimed(tmp_path: Path
         mine = [task.with_options(tags={"batch": "1"}).enqueue(number) for number in range(6)]
         await asyncio.gather(*(each.saved() for each in mine))
 
-        async def slow(request: ClaimRequest) -> list[TaskRow]:
-            rows = await claim(request)
+        async def slow(*requests: ClaimRequest) -> list[TaskRow]:
+            rows = await claim(*requests)
             if any(row.task_id == mine[-1].task_id for row in rows):
                 claimed.set()
                 await answered.wait()

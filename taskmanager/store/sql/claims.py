@@ -141,31 +141,41 @@ class _MustBeAlone(Exception):
 
 
 def claim(
-    connection: Session, request: ClaimRequest, counting: Counting | None = None, *, is_beside: bool = True
+    connection: Session, requests: Sequence[ClaimRequest], counting: Counting | None = None, *, is_beside: bool = True
 ) -> list[TaskRow]:
     """See `Store.claim`. What it starts and ends is counted, if somebody counts."""
-    if not request.task_names or request.limit < 1:
-        return []
-    # Without the lock for writing first: a busy instance needs that.
-    if (request.has_slept or request.others_due_at is not None) and not connection.may_take(request):
+    requests = [each for each in requests if _may_find(connection, each)]
+    if not requests:
         return []
     try:
         with counted(connection, counting, is_beside=is_beside) as noted:
-            limit = request.limit
-            if request.file_limit is not None:
-                limit = min(limit, _places(connection, request, request.file_limit))
-            claimed = connection.take(request, limit) if limit > 0 else []
-            if not all(map(_is_taken, claimed)):
-                if is_beside and any(row.is_workflow_task and not _is_taken(row) for row in claimed):
-                    raise _MustBeAlone
-                claimed = [row if _is_taken(row) else _ended(connection, row, request.now, noted) for row in claimed]
-            noted.note_claimed(claimed, request.now)
+            return [row for each in requests for row in _claimed(connection, each, noted, is_beside=is_beside)]
     except _MustBeAlone:
-        return claim(connection, request, counting, is_beside=False)
+        return claim(connection, requests, counting, is_beside=False)
     except connection.too_large:  # together longer than the longest text (1 GB); the rest is found by the next look
-        if request.limit == 1:
+        if all(each.limit == 1 for each in requests):
             raise
-        return claim(connection, request._replace(limit=request.limit // 8 or 1), counting, is_beside=is_beside)
+        fewer = [each._replace(limit=each.limit // 8 or 1) for each in requests]
+        return claim(connection, fewer, counting, is_beside=is_beside)
+
+
+def _may_find(connection: Session, request: ClaimRequest) -> bool:
+    if not request.task_names or request.limit < 1:
+        return False
+    # Without the lock for writing first: a busy instance needs that.
+    return not (request.has_slept or request.others_due_at is not None) or connection.may_take(request)
+
+
+def _claimed(connection: Session, request: ClaimRequest, noted: Noted, *, is_beside: bool) -> list[TaskRow]:
+    limit = request.limit
+    if request.file_limit is not None:
+        limit = min(limit, _places(connection, request, request.file_limit))
+    claimed = connection.take(request, limit) if limit > 0 else []
+    if not all(map(_is_taken, claimed)):
+        if is_beside and any(row.is_workflow_task and not _is_taken(row) for row in claimed):
+            raise _MustBeAlone
+        claimed = [row if _is_taken(row) else _ended(connection, row, request.now, noted) for row in claimed]
+    noted.note_claimed(claimed, request.now)
     return sorted(claimed, key=lambda row: (row.priority, row.enqueued_at, row.task_id))
 
 

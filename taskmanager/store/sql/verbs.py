@@ -84,11 +84,11 @@ class Verbs:
         """A write whose commit does not wait for the disk, because after a power cut it would simply be done again."""
         raise NotImplementedError
 
-    async def claim(self, request: ClaimRequest) -> list[TaskRow]:
-        if request.starting is None:
-            return await self._write_unsynced(claims.claim, request, self._counting)
+    async def claim(self, *requests: ClaimRequest) -> list[TaskRow]:
+        if all(request.starting is None for request in requests):
+            return await self._write_unsynced(claims.claim, requests, self._counting)
         # What has run must not be free again after a power cut.
-        return await self._write(claims.claim, request, self._counting)
+        return await self._write(claims.claim, requests, self._counting)
 
     async def free_waiting(self, owner: str, now: int, limit: int, per_queue: int | None = None) -> int:
         return await self._write_unsynced(claims.free_waiting, owner, now, limit, per_queue)
