@@ -391,14 +391,16 @@ class LiveTask:
 
     def adopt(self, row: TaskRow) -> None:
         """Take over what the store says of this task (after a claim, a lost write, or a duplicate key)."""
-        for name, value in zip(_RARE, _rare(row), strict=True):
+        for name, value in zip(_RARE.values(), _rare(row), strict=True):
             setattr(self, name, value)
         self._adopt_usual(row)
         self.call_args = self.call_kwargs = None
 
     def _adopt_usual(self, row: TaskRow) -> None:
-        for name, value in zip(_USUAL, _usual(row), strict=True):
-            setattr(self, name, value)
+        (
+            self.queue_name, self.priority, self.args_text, self.kwargs_text, self.sent_at, self.enqueued_at,
+            self.updated_at, self.claimed_at, self.owner, self.options_text, self.started_at, self.start_count,
+        ) = _usual(row)  # fmt: skip
         self.status = _STATUSES[row.status]
         self.saving.committed = _new_tuple(Expected, (row.status, row.claimed_by_worker_id, row.start_count))
 
@@ -406,13 +408,14 @@ class LiveTask:
     def from_row(cls, row: TaskRow, definition: Definition, timeout_s: float | None, phase: Phase = LEFT) -> "LiveTask":
         """The live form of a row that this instance has claimed, or that has ended here."""
         live = cls(definition, row.task_id, row.sent_at)
-        live.is_persisted, live.saving = True, Saving()
+        if live.saving is NOT_SAVED:
+            live.is_persisted, live.saving = True, Saving()
         live.phase = phase  # LEFT until it is taken in, as one that was here before
         live.timeout_s = timeout_s
         live._adopt_usual(row)
         # Most rows say next to nothing here. To set each column would cost 4 us more, and twice the memory.
         if (found := _rare(row)) != _SAYS_NOTHING:
-            for name, value, nothing in zip(_RARE, found, _SAYS_NOTHING, strict=True):
+            for name, value, nothing in zip(_RARE.values(), found, _SAYS_NOTHING, strict=True):
                 if value != nothing:
                     setattr(live, name, value)
         return live
@@ -438,13 +441,10 @@ _ADOPTED: Final = {
 """What a row says of its task; the rest is known before it is read, or is said of one start only."""
 _USUAL_COLUMNS: Final = (
     "queue_name", "priority", "args", "kwargs", "sent_at", "enqueued_at", "updated_at", "claimed_at",
-    "claimed_by_worker_id", "task_options",
+    "claimed_by_worker_id", "task_options", "started_at", "start_count",
 )  # fmt: skip
-"""The columns that differ from row to row; most rows say the same in the others."""
-_RARE_COLUMNS: Final = tuple(column for column in _ADOPTED if column not in _USUAL_COLUMNS)
-_USUAL, _RARE = ([_ADOPTED[column] for column in columns] for columns in (_USUAL_COLUMNS, _RARE_COLUMNS))
-_usual, _rare = (itemgetter(*map(TaskRow._fields.index, columns)) for columns in (_USUAL_COLUMNS, _RARE_COLUMNS))
-_SAYS_NOTHING: Final = tuple(
-    {"start_count": 0}.get(name) if name in LiveTask.__slots__ else getattr(LiveTask, name) for name in _RARE
-)
+"""The columns that differ from row to row, in the order of `_adopt_usual`; most rows say the same in the others."""
+_RARE: Final = {column: name for column, name in _ADOPTED.items() if column not in _USUAL_COLUMNS}
+_usual, _rare = (itemgetter(*map(TaskRow._fields.index, columns)) for columns in (_USUAL_COLUMNS, _RARE))
+_SAYS_NOTHING: Final = tuple(None if name in LiveTask.__slots__ else getattr(LiveTask, name) for name in _RARE.values())
 _STATUSES: Final = {status.value: status for status in TaskStatus}
