@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import Context
 from itertools import groupby, islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from taskmanager.engine.choose.queue_state import QueueState, SharedLimit
 from taskmanager.engine.engine import Engine
@@ -36,6 +36,14 @@ WAKE_LATER_S: Final = 0.001
 """A look that is a little too early finds nothing due, and is made again."""
 NO_COUNT: Final = 1
 """The free rows of each function are counted up to here. To count 10,000 for each of 20 functions takes 16 ms."""
+
+
+class Turn(NamedTuple):
+    """A queue with due rows, their functions, and whether its claim may start what it takes."""
+
+    queue: QueueState
+    names: list[str]
+    may_start: bool
 
 
 class Claimer:
@@ -120,15 +128,14 @@ class Claimer:
         self._fairness.unknown_here = [each for each in unknown if each.next_due_at <= now]
         claimed = 0
         in_turn = self._in_turn(each for each in known if each.next_due_at <= now)
-        for is_shared, queues in groupby(in_turn, lambda each: each[0].shared_limit is not None):
-            while part := list(islice(queues, MOST_TOGETHER if is_shared else 1)):
-                self._may_start = len(part) == 1 and part[0][2]
-                asked = [each[:2] for each in part]
-                claimed += await (self._fill_shared(asked) if is_shared else self._fill(*asked[0]))
+        for is_shared, turns in groupby(in_turn, lambda turn: turn.queue.shared_limit is not None):
+            while part := list(islice(turns, MOST_TOGETHER if is_shared else 1)):
+                self._may_start = len(part) == 1 and part[0].may_start
+                claimed += await (self._fill_shared(part) if is_shared else self._fill(part[0].queue, part[0].names))
         return claimed > 0
 
-    def _in_turn(self, due: Iterable[FreeQueue]) -> Iterator[tuple[QueueState, list[str], bool]]:
-        """Yield the queues with their functions, the best first, and whether a claim may start what it takes.
+    def _in_turn(self, due: Iterable[FreeQueue]) -> Iterator[Turn]:
+        """Yield the queues with their functions, the best first.
 
         Where another queue of the same priority is still to come, its rows may be better. Both are claimed then, and
         the dispatcher compares them.
@@ -140,7 +147,7 @@ class Claimer:
         queues.sort(key=lambda queue: queue.config.priority)
         for number, queue in enumerate(queues, 1):
             is_alone = number == len(queues) or queues[number].config.priority > queue.config.priority
-            yield queue, names_by_queue[queue.config.name], is_alone
+            yield Turn(queue, names_by_queue[queue.config.name], is_alone)
 
     async def _fill(self, queue: QueueState, names: list[str]) -> int:
         """Claim for one queue, and note if rows are left because there is no room. Return how many were claimed."""
@@ -188,13 +195,13 @@ class Claimer:
                 break
         return claimed, last
 
-    async def _fill_shared(self, queues: Iterable[tuple[QueueState, list[str]]]) -> int:
+    async def _fill_shared(self, turns: Iterable[Turn]) -> int:
         """Claim for queues whose limits hold for all instances: no more than can start here at once.
 
         Such a claim does not tell whether rows are left, so there may be some until a look finds none.
         """
         shared: list[tuple[SharedLimit, QueueState, list[str]]] = []
-        for queue, names in queues:
+        for queue, names, _ in turns:
             limit = queue.shared_limit
             assert limit is not None
             queue.leave_some()
