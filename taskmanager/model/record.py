@@ -131,7 +131,7 @@ an `on_failure` may have this name, but is a text.)"""
 
 
 SENDER_KEY: Final = '"sent_by":'
-"""In the `task_options` of a task whose queue the instance that has accepted it does not run: the id of that one."""
+"""In the `task_options` of a task that an instance has put into the store for any to run: the id of that one."""
 
 
 def is_pause(next_retry_at: int | None, snooze_count: int, options_text: str) -> bool:

@@ -23,11 +23,13 @@ AGAIN: Final = _ALWAYS | _WORKER | {
     "claimed_by_worker_id", "claimed_at", "started_at", "enqueued_at", "good_until", "failed_reason", "log",
     "retry_count", "crash_count", "snooze_count",
 }  # fmt: skip
+FREED: Final = AGAIN | {"task_options"}
+"""Any instance may claim it, so its options say by now which one has accepted it."""
 REPORT: Final = _ALWAYS | {"retry_count", "crash_count", "failed_reason", "log"}
 """While it runs: its progress, its steps, and that a stop has interrupted it whose thread goes on. A step that is new
 gives the retries and the crashes back.
 """
-STEPS: Final = (START, SUCCESS, FAILURE, AGAIN, REPORT)
+STEPS: Final = (START, SUCCESS, FAILURE, AGAIN, FREED, REPORT)
 """The columns that each step of a task changes. All others are left as they stand, whatever the write says of them."""
 
 
@@ -43,7 +45,8 @@ def step_of(write: TaskWrite, expected: Expected) -> frozenset[str] | None:
     if expected.status != "RUNNING" or row.start_count != expected.start_count:
         return None
     if row.status in ("PENDING", "RUNNING"):
-        again = AGAIN if row.status == "PENDING" else REPORT
+        waits = FREED if row.claimed_by_worker_id is None else AGAIN
+        again = waits if row.status == "PENDING" else REPORT
         return again if write.keeps_call else None
     return SUCCESS if row.status == "COMPLETED" else FAILURE if row.status in TERMINAL else None
 

@@ -32,11 +32,11 @@ FAILURE = {
 CANCELLED = FAILURE | {"status": "CANCELLED", "cancel_requested_at": 125}
 INTERRUPTED = FAILURE | {"status": "INTERRUPTED"}
 AGAIN = {
-    "status": "PENDING", "claimed_by_worker_id": None, "claimed_at": None, "started_at": None, "enqueued_at": 900,
+    "status": "PENDING", "claimed_at": None, "started_at": None, "enqueued_at": 900,
     "next_retry_at": 900, "retry_count": 2, "snooze_count": 2, "crash_count": 2, "worker_pid": None,
     "worker_hostname": None, "worker_process_name": None, "failed_reason": None, "log": "[]", "updated_at": 130,
 }  # fmt: skip
-
+FREED = AGAIN | {"claimed_by_worker_id": None, "task_options": '{"persist":true,"sent_by":"me"}'}
 REPORT = {
     "status": "RUNNING", "retry_count": 0, "crash_count": 0, "progress": '{"done": 2}', "updated_at": 125,
     "cancel_requested_at": 124,
@@ -66,7 +66,9 @@ TO_COME = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("end", [SUCCESS, FAILURE, CANCELLED, INTERRUPTED, AGAIN], ids=lambda end: str(end["status"]))
+@pytest.mark.parametrize(
+    "end", [SUCCESS, FAILURE, CANCELLED, INTERRUPTED, AGAIN, FREED], ids=lambda end: str(end["status"])
+)
 async def test_step_changes_its_columns_and_leaves_all_others(store: Store, end: dict[str, object]) -> None:
     """Through a whole run of a claimed row, every column is what it was or what the step has made of it."""
     row = await claimed(store)
@@ -92,7 +94,7 @@ async def test_step_does_not_clear_a_cancel_request_of_somebody_else(store: Stor
 
 def test_steps_differ_from_each_other() -> None:
     """A write is one step at most."""
-    assert len({frozenset(step) for step in STEPS}) == len(STEPS) == 5
+    assert len({frozenset(step) for step in STEPS}) == len(STEPS) == 6
 
 
 CALLS = (

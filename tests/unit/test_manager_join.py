@@ -154,6 +154,34 @@ async def test_join_waits_for_free_rows_that_another_process_claims(tmp_path: Pa
         assert {each.status for each in handles} == {TaskStatus.COMPLETED}
 
 
+async def test_join_waits_for_what_has_slept_and_runs_on_in_another_process(tmp_path: Path) -> None:
+    """It was accepted here, and has begun here. The only slot here is taken when it wakes."""
+    here, there = (application(tmp_path / "tasks.db", concurrency=1, store_poll=0.02) for _ in range(2))
+    may_end, begun = asyncio.Event(), list[int]()
+
+    async def waits() -> None:
+        begun.append(current_task().attempt)
+        await wait_for("go", int)
+        await may_end.wait()
+
+    for manager in (here, there):
+        manager.task(name="waits", persist=True, requeue_on_interrupt=True)(waits)
+    async with here:
+        handle = here.get_task("waits").with_options(tags=TAGGED).enqueue()
+        here.task(name="fills")(may_end.wait).enqueue()
+        await until(lambda: handle.status is TaskStatus.PENDING)
+        async with there:
+            await there.send(handle.task_id, "go", 1)
+            await until(lambda: begun == [1, 2])
+            looks = engine_of(here).free_rows
+            seen, joining = looks.look_count, asyncio.ensure_future(here.join(tags=TAGGED))
+            await until(lambda: looks.look_count >= seen + 3)
+            assert not joining.done()
+            may_end.set()
+            await joining
+            assert handle.status is TaskStatus.COMPLETED
+
+
 async def naps(manager: TaskManager) -> None:
     @manager.task(name="naps", persist=True, requeue_on_interrupt=True)
     async def nap() -> None:
