@@ -147,10 +147,14 @@ async def join(process: "Process", tags: dict[str, str] | None) -> None:
 def _is_taken_over(process: "Process", row: TaskRow, told: TaskStatus) -> bool:
     """Whether another instance has taken the task over while this one could not write. A cancel follows the row, to
     whoever claims it next. What is safe to repeat may have run here without its start in the file, and runs again
-    there: the end that was told here is refused, like any write of who has lost its claim.
+    there: the end that was told here is refused, like any write of who has lost its claim. So is that of a run which
+    others have judged to be a crash, because its process was cut off for so long.
     """
     if not process.was_degraded:
         return False
+    attempts = [each for each in process.world.checks.attempts.values() if each.task_id == row.task_id]
+    if any(each.outcome == "WORKER_FAILURE" and each.worker_id in process.instance_ids for each in attempts):
+        return True
     if told is TaskStatus.CANCELLED:
         return row.cancel_requested_at is not None
     owner = row.claimed_by_worker_id

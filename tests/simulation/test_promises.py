@@ -70,6 +70,25 @@ def test_flush_allows_that_others_repeat_a_run_that_was_not_recorded(world: Worl
     assert world.run_until(lambda: world.checks.rows[handle.task_id].status == TaskStatus.COMPLETED, 5.0)
 
 
+def test_flush_allows_that_others_have_judged_a_run_to_be_a_crash(world: World) -> None:
+    """Its process could not write the end, and then was silent for so long that it seemed dead. That is retried."""
+    world.kinds = ("crash_retry",)
+    first, second = started(world), started(world)
+    assert not world.run_until(lambda: False, 1.0)  # its heart has beaten
+    handle = first.jobs["crash_retry"].enqueue(world.next_label(), "sleep:0.7")
+    first.handles[handle.task_id] = handle
+    assert world.run_until(lambda: bool(world.runs.now), 1.0)
+    first.outage_until_us = world.now_us + 60_000_000
+    assert world.run_until(lambda: handle.status is TaskStatus.COMPLETED, 5.0)
+    first.was_out, first.frozen_until_us = True, world.now_us + 20_000_000
+    assert world.run_until(lambda: bool(world.runs.now), 15.0)
+    first.frozen_until_us = world.now_us
+    first.thaw()
+    flushed(world, first)
+    assert second.instance_id == world.checks.rows[handle.task_id].claimed_by_worker_id
+    assert world.faults == []
+
+
 def test_flush_that_does_not_write_an_end_is_a_fault(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else has the task, so the end that was told must be in the file."""
     process = started(world)
