@@ -1,9 +1,11 @@
 """What the application asks of its manager in one seed: tasks of every kind, and what people do with them."""
 
+import sqlite3
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from taskmanager import QueueFull
@@ -12,7 +14,7 @@ from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
 from tests.simulation.batches import GROUPS
 from tests.simulation.jobs import QUEUES
 from tests.simulation.process import Process
-from tests.simulation.promises import flush, follow, join
+from tests.simulation.promises import flush, follow, join, wait_for_room
 from tests.simulation.steps import NAME as STEPS
 from tests.simulation.waits import NAME as WAITS
 from tests.simulation.world import World
@@ -20,6 +22,14 @@ from tests.simulation.world import World
 PLANS = ("sleep:0", "sleep:0", "sleep:0.05", "sleep:0.7", "sleep:3", "fail:1", "fail:9", "snooze:0.5")
 ERROR_CODES = ("UNHANDLED_EXCEPTION", "TASK_CANCELLED", "TASK_TIMEOUT")
 ODD_PLANS = ("stubborn:4", "parent:0.3", "exit", "progress:0.6", "sleep:20", "die:1", "die:9")
+_NOW = "CAST(strftime('%s', 'now') AS INTEGER) * 1000000"
+_PAGE = (Path(__file__).parents[2] / "docs" / "storage.md").read_text("utf-8").replace(_NOW, ":now")
+SQL = {verb: _PAGE.partition(f"```sql {verb}\n")[2].partition("```")[0] for verb in ("cancel", "retry")}
+PATIENT = frozenset(
+    {"flush", "ask", "follow", "cancel", "retry", "purge", "retry_all", "cancel_all", "pause", "handle", "saved"}
+    | {"repair", "room", "send", "pause_schedule", "resume_schedule", "run_schedule"}
+)
+"""Calls that may be cancelled while they wait."""
 
 
 class Calls:
@@ -41,6 +51,10 @@ class Calls:
             (self._purge, 2),
             (self._act_on_all, 5),
             (self._schedule, 2),
+            (self._repair, 2),
+            (self._write_sql, 2),
+            (self._wait_for_room, 2),
+            (self._lose_patience, 3),
         )
 
     def _pause(self) -> None:
@@ -72,6 +86,52 @@ class Calls:
         if process is not None and task_id is not None:
             self._world.log(process, "follows", task_id)
             process.call(lambda: process.spawn(follow(process, task_id), "follow"))
+
+    def _repair(self) -> None:
+        """Somebody asks by hand for what goes on by itself. One look at the wall clock decides who was silent, so
+        nobody asks for that who may have set it, or for less than everything is ever stopped for.
+        """
+        process = self._world.one()
+        if process is None:
+            return
+        manager = process.manager
+        asks = [manager.recover_stuck_workflows, manager.get_stale_tasks]
+        if not any(each.stepped_us for each in self._world.processes):
+            asks += [manager.requeue_stale_claimed, manager.mark_stale_tasks_as_failed]
+        ask: Callable[[], Any] = self._chance.choice(asks)
+        self._world.log(process, "is to", ask.__name__)
+        process.call(lambda: process.spawn(ask(), "repair"))
+
+    def _write_sql(self) -> None:
+        """Somebody cancels or retries a task by what the documentation has for that, beside every process."""
+        process, world = self._world.one(), self._world
+        task_id = None if process is None else self._known_id(process)
+        verb = self._chance.choice(("cancel", "retry"))
+        if process is None or task_id is None or not world.is_on_file or world.loss_count:
+            return
+        given = {"task_id": task_id, "now": world.clock.now_us()}
+        with suppress(sqlite3.OperationalError), closing(sqlite3.connect(world.database, timeout=0)) as connection:
+            with connection:
+                done = connection.execute(SQL[verb], given).rowcount
+            world.log(None, "somebody's SQL is to", verb, task_id, done)
+            world.disk.log_is_written(given["now"])
+        (world.batches.may_cancel if verb == "cancel" else world.checks.may_revive).add(task_id)
+        world.checks.observe(process, "request_cancel" if verb == "cancel" else "submit", ())
+
+    def _wait_for_room(self) -> None:
+        process, queue = self._world.one(), self._chance.choice(QUEUES)
+        if process is not None:
+            self._world.log(process, "waits for room in", queue)
+            process.call(lambda: process.spawn(wait_for_room(process, queue), "room"))
+
+    def _lose_patience(self) -> None:
+        """Somebody who waits for one call waits no longer. What it has begun may go on."""
+        process = self._world.one()
+        waiting = [] if process is None else [(task, what) for task, what in process.calls.items() if what in PATIENT]
+        if process is not None and waiting:
+            task, what = self._chance.choice(waiting)
+            self._world.log(process, "waits no longer for", what)
+            process.call(lambda: task.cancel() and None)
 
     # The tasks.
 
@@ -152,10 +212,10 @@ class Calls:
         task_id = None if process is None else self._known_id(process)
         if process is None or task_id is None:
             return
-        force = self._chance.random() < 0.3
-        self._world.log(process, "retries", task_id, "by force" if force else "")
+        given = {"force": self._chance.random() < 0.3, "from_start": self._chance.random() < 0.3}
+        self._world.log(process, "retries", task_id, *[name for name, is_so in given.items() if is_so])
         self._world.checks.may_revive.add(task_id)
-        process.call(lambda: process.spawn(process.manager.retry(task_id, force=force), "retry"))
+        process.call(lambda: process.spawn(process.manager.retry(task_id, **given), "retry"))
 
     def _purge(self) -> None:
         process = self._world.one()

@@ -3,10 +3,10 @@
     python -m tests.simulation.cluster --seeds 1000             # many
     python -m tests.simulation.cluster --seeds 1 --start 7      # one; its history is printed where it fails
 
-Each host is a real `TaskManager` with its real engine, as in the other seeds; the server is the store in memory, behind
-a line with the delays of a network. Who is alive is judged by the library's own `Lives`, from locks that the server of
-this world holds and frees. What happens, beside kills and freezes: one host, or several, are cut off from the server;
-the server ends every session, or restarts.
+Each host is a real `TaskManager` with its real engine, and is asked for the same things as in the other seeds; the
+server is the store in memory, behind a line with the delays of a network. Who is alive is judged by the library's own
+`Lives`, from locks that the server of this world holds and frees. What happens, beside kills and freezes: one host, or
+several, are cut off from the server; the server ends every session, or restarts.
 
 The judge of all seeds looks on. It is told of these rules too:
 
@@ -18,6 +18,7 @@ The judge of all seeds looks on. It is told of these rules too:
 
 import argparse
 import os
+import random
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -29,6 +30,7 @@ from taskmanager import RecoveryConfig
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TERMINAL, TaskStatus
+from taskmanager.model.workflows import HELD
 from taskmanager.store.postgresql.lives import MIN_GRACE_S, Lives, lock_number
 from taskmanager.store.presence import UNSEEN_S, Presence
 from tests.simulation.calls import Calls
@@ -37,6 +39,7 @@ from tests.simulation.faults import Weather
 from tests.simulation.process import Process
 from tests.simulation.runs import Run, Runs
 from tests.simulation.scenario import Scenario, Story, tell
+from tests.simulation.workflows import NAMES as NODES
 from tests.simulation.world import World
 
 HOSTS: Final = 10
@@ -58,7 +61,10 @@ UNSEEN_US: Final = NOTICE_US + round(UNSEEN_S * 1_000_000)
 BEAT_MS: Final = 5_000
 STALE_MS: Final = 60_000
 LATENCY_US: Final = (500, 3_000, 20_000)
-KINDS: Final = ("safe", "once", "retried", "crash_retry", "narrow_once", "shared")
+KINDS: Final = (
+    *("safe", "once", "retried", "crash_retry", "narrow_once", "shared", "shared_once", "timed", "thread_safe"),
+    *("memory", "steps", "waits"),
+)
 
 
 class ClusterPresence(Presence):
@@ -160,7 +166,9 @@ class ClusterChecks(Checks):
         super()._judge_owner(process, verb, old, new, what)
         owner, world = old.claimed_by_worker_id, self._world
         assert isinstance(world, ClusterWorld)
-        if verb in ("claim", "request_cancel") or owner is None or owner in process.instance_ids:
+        if verb in ("claim", "request_cancel", "cancel_workflow") or owner is None or owner in process.instance_ids:
+            return
+        if HELD in (owner, new.claimed_by_worker_id):  # somebody pauses its workflow, or lets it go on
             return
         holder = world.process_of(owner)
         is_silent = holder is not None and world.now_us - holder.last_beat_us >= world.stale_us
@@ -180,7 +188,8 @@ class ClusterRuns(Runs):
         world = self._world
         assert isinstance(world, ClusterWorld)
         cut_us = world.cut_us.get(process)
-        if cut_us is not None and world.is_cut(process) and world.now_us - cut_us > NOTICE_US:
+        is_cut = world.is_cut(process) and name != "memory"  # which needs no server
+        if cut_us is not None and is_cut and world.now_us - cut_us > NOTICE_US:
             world.fault(f"{name} {task_id} starts in {process}, which is cut off since {cut_us / 1e6:.3f} s")
         return super().begin(process, name, task_id, attempt)
 
@@ -201,17 +210,19 @@ class ClusterWorld(World):
         """When the lock of an instance was freed last, also if it was taken again: by the wall clock."""
         self.sessions: list[ClusterPresence] = []
         self.cut_us: dict[Process, int] = {}
+        self._skews = random.Random(f"skews of {seed}")
         super().__init__(seed, folder)
         self.checks, self.runs = ClusterChecks(self), ClusterRuns(self)
 
     def _shape(self) -> None:
         super()._shape()
-        self.has_roles = self.is_on_file = self.has_workflows = self.has_middleware = self.has_retention = False
-        self.kinds = KINDS
+        self.has_roles = self.is_on_file = self.has_middleware = self.has_retention = False
+        self.kinds = KINDS + NODES * self.has_workflows
         latency_us = self.chance.choice(LATENCY_US)
         self.weather = Weather(0.0, self.chance.choice((0.0, 0.005)), 1.0, latency_us)
         self.beat_us, self.stale_us, self.check_ms = BEAT_MS * 1_000, STALE_MS * 1_000, 1_000
         self.options |= {
+            "max_pending": None,
             "max_in_memory": 10_000,
             "store_poll": 1.0,  # a server tells what others write, and is polled for what was not heard
             "recovery": RecoveryConfig(
@@ -225,6 +236,12 @@ class ClusterWorld(World):
                 crash_budget=self.crash_budget,
             ),
         }
+
+    def new_process(self) -> Process:
+        """Its clock differs a little from that of the server, which it has asked for the time across the network."""
+        process = super().new_process()
+        process.clock.step(self._skews.uniform(-1, 1) * self.weather.longest_us / 1_000_000)
+        return process
 
     def proof_of(self, process: Process, instance_id: str) -> Presence:
         return ClusterPresence(self, process, instance_id)
@@ -296,6 +313,7 @@ class ClusterScenario(Scenario):
     def __init__(self, world: ClusterWorld) -> None:
         super().__init__(world)
         self._cluster, self._calls = world, Calls(world)
+        self._asks = [each for each in self._calls.actions if each[0] != self._calls._enqueue]
 
     def have_faults(self) -> None:
         world = self._cluster
@@ -312,6 +330,8 @@ class ClusterScenario(Scenario):
         if idle or world.runs.total - seen < burst:
             world.fault(f"a burst of {burst} was not shared: {sorted(map(repr, idle))} ran nothing of it")
         world.weather = weather
+        if world.has_workflows:
+            world.workflows.plan()
         self._ends_us = world.now_us + round(FAULTY_S * 1_000_000)
         self._act()
         world.run_until(lambda: False, FAULTY_S)
@@ -319,8 +339,8 @@ class ClusterScenario(Scenario):
     def _act(self) -> None:
         world, chance = self._cluster, self._chance
         acts = [self._calls._enqueue, self._cut, self._cut_many, self._restart_server, self._kill, self._freeze]
-        acts += [self._start, world.end_every_session]
-        (act,) = chance.choices(acts, (30, 3, 1, 1, 2, 1, 3, 1))
+        acts += [self._start, world.end_every_session, *[each for each, _ in self._asks]]
+        (act,) = chance.choices(acts, (30, 3, 1, 1, 2, 1, 3, 1, *[weight for _, weight in self._asks]))
         act()
         at_us = world.now_us + chance.randrange(900_000)
         if at_us < self._ends_us:

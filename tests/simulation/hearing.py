@@ -97,7 +97,7 @@ class Hearing:
                 self._world.fault(f"{instance_id} is told {word!r} of {row and row.task_name} {task_id}")
             process = self._world.process_of(instance_id)
             has_stopped = process is not None and (process.has_closed or instance_id != process.instance_ids[-1])
-            if has_stopped and row is not None and LETTERS[row.status.lower()] != word[-1:]:
+            if has_stopped and row is not None and LETTERS.get(row.status.lower()) != word[-1:]:
                 self._world.fault(f"{instance_id} is told {word!r} of {row.task_name} {task_id}, {row.status}")
 
 

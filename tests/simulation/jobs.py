@@ -12,11 +12,11 @@ from tests.simulation.waits import work_in_waits
 if TYPE_CHECKING:
     from tests.simulation.process import Process
 
-ONCE = frozenset({"once", "narrow_once", "thread_once", "process_once", "shared_once"})
+ONCE = frozenset({"once", "narrow_once", "thread_once", "process_once", "shared_once", "node_once"})
 """Not safe to repeat, and without retries: user code starts at most once in all."""
 UNSAFE = ONCE | {"crash_retry", "retried", "process_retry"}
 """Not safe to repeat: user code of one attempt starts at most once."""
-FOLLOWED = frozenset({"once", "retried", "timed", "thread_safe", "process_once", "shared_once"})
+FOLLOWED = frozenset({"once", "retried", "timed", "thread_safe", "process_once", "shared_once", "node_once"})
 """Their failures enqueue an alert."""
 NARROW_LIMIT = 2
 ALWAYS = ("safe", "once", "shared")
@@ -91,6 +91,7 @@ def define_jobs(manager: TaskManager, process: "Process") -> Jobs:
     alert = _define_alert(manager, process)
     crash_policy = RetryPolicy.fixed([1, 1], auto_retry_for=["WORKER_CRASHED"])
     quick = {"retries": 2, "retry_delay": 0.2}
+    safe = {"persist": True, "requeue_on_interrupt": True, **quick}
     followed: dict[str, Any] = {"persist": True, "on_failure": alert}
     makers: dict[str, Callable[[], Task[..., Any]]] = {
         "safe": partial(make, "safe", persist=True, requeue_on_interrupt=True, **quick),
@@ -112,10 +113,13 @@ def define_jobs(manager: TaskManager, process: "Process") -> Jobs:
             make_thread, "shared_thread", persist=True, requeue_on_interrupt=True, queue_name="shared"
         ),
         "steps": partial(make_steps, "steps", work_in_steps, persist=True, requeue_on_interrupt=True, **quick),
-        "node": partial(make_node, "node", persist=True, requeue_on_interrupt=True, **quick),
+        "node": partial(make_node, "node", **safe),
+        "node_once": partial(make_node, "node_once", **followed),
+        "narrow_node": partial(make_node, "narrow_node", queue_name="narrow", **safe),
+        "shared_node": partial(make_node, "shared_node", queue_name="shared", **safe),
         "waits": partial(make_steps, "waits", work_in_waits, persist=True, requeue_on_interrupt=True, **quick),
     }
-    return {name: makers[name]() for name in process.world.kinds}
+    return {name: makers[name]() for name in process.world.draw_release()}
 
 
 async def around(process: "Process", context: TaskContext, call: Callable[[], Awaitable[Any]]) -> Any:

@@ -1,4 +1,7 @@
-"""Somebody who enqueues in every turn of a stop, and does not know of it: from the loop, or from another thread."""
+"""Somebody who enqueues in every turn of a stop, and does not know of it: from the loop, or from another thread.
+
+Another one enqueues now and then from a thread, from before the start on.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -18,14 +21,20 @@ MOST = 200
 class Latecomer:
     """Of one process and one stop. Its tasks are persisted; some have a key, which may be the same one again."""
 
-    def __init__(self, process: "Process") -> None:
+    def __init__(self, process: "Process", share: float = 1.0) -> None:
         self._process = process
+        self._share = share
+        """Of how many turns it uses."""
         self._chance = process.chance
         self._from_thread = self._chance.random() < 0.5
         self._keyed_share = self._chance.choice((0.0, 0.5, 1.0))
         self._first = self._chance.choice((0, 0, 40))
         """The turn in which it begins."""
         self._count = 0
+
+    def begin_in_thread(self) -> None:
+        """The program has begun."""
+        self._process.between_turns = self._between_turns
 
     def begin(self) -> None:
         """The stop has begun."""
@@ -47,9 +56,9 @@ class Latecomer:
     def _call(self) -> bool:
         """One call, if it is time for one; whether there may be another one."""
         process, self._count = self._process, self._count + 1
-        if not process.is_alive or self._count > MOST:
+        if not (process.is_alive and process.world.has_faults) or self._count > MOST:
             return False
-        if self._count <= self._first:
+        if self._count <= self._first or self._chance.random() >= self._share:
             return True
         task: Any = process.jobs[self._chance.choice([name for name in ALWAYS if name in process.jobs])]
         if self._chance.random() < self._keyed_share:
@@ -77,3 +86,9 @@ def may_come(process: "Process") -> Callable[[], None]:
     """
     comes = process.world.has_faults and process.chance.random() < 0.3
     return Latecomer(process).begin if comes else lambda: None
+
+
+def may_begin_in_thread(process: "Process") -> None:
+    """Some programs have a thread that enqueues, whether their manager is up or not."""
+    if process.world.has_faults and process.hurry.random() < 0.15:
+        Latecomer(process, 0.1).begin_in_thread()

@@ -18,7 +18,7 @@ from taskmanager.store.protocol import Beater
 from tests.simulation.faults import Fate, FaultyLine
 from tests.simulation.jobs import around, define_jobs
 from tests.simulation.lanes import SimulatedChildren, SimulatedThreads
-from tests.simulation.latecomer import may_come
+from tests.simulation.latecomer import may_begin_in_thread, may_come
 from tests.simulation.turns import TurnLoop
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Process:
         self.world = world
         self.number = number
         self.chance: random.Random = world.chance
+        self.hurry = random.Random(f"hurry of {world.seed} {number}")
         self.loop = TurnLoop(lambda: world.now_us)
         self.clock = world.new_clock()
         self.view = world.disk.connect(self.clock)
@@ -69,7 +70,7 @@ class Process:
         self.is_purge_asked = False
         """Whether the application was in such a call when it asked the store for what is deleted now."""
         self.is_alive = True
-        self.is_up = False
+        self.is_up = self.has_been_up = False
         self.is_starting = False
         """Whether its manager has begun to start, and is not up yet."""
         self.is_leaving = False
@@ -278,15 +279,18 @@ class Process:
 
     def begin(self) -> None:
         """The program starts."""
+        may_begin_in_thread(self)
         self.spawn(self.come_up(), "start")
         self.at(self.world.now_us, self._pulse)
 
     async def come_up(self) -> None:
         """Start the manager; a program whose start fails ends."""
-        self.began_us = self.world.now_us
         self.is_starting = True
         try:
-            await self.manager.start()
+            while not await self._has_started_within(self.hurry.choice((None, None, None, 0.0, 0.02, 0.5))):
+                self.world.log(self, "has waited long enough for its start")
+                if self.is_leaving:
+                    return
         except StoreError as exc:
             self.world.log(self, "could not start", str(exc)[:60])
             self.kill()
@@ -299,9 +303,18 @@ class Process:
         engine.runner.threads = SimulatedThreads(self)  # type: ignore[assignment]  # in place of real ones
         self.children = SimulatedChildren(self)
         engine.runner.processes = self.children  # type: ignore[assignment]  # it plays the lane
-        self.is_up = True
+        self.is_up = self.has_been_up = True
         self.is_disturbed()
         self.world.log(self, "is up as", engine.identity.instance_id)
+
+    async def _has_started_within(self, seconds: float | None) -> bool:
+        self.began_us = self.world.now_us
+        try:
+            async with asyncio.timeout(seconds):
+                await self.manager.start()
+        except TimeoutError:
+            return False
+        return True
 
     def _pulse(self) -> None:
         """The heart's thread, one turn."""
@@ -345,11 +358,17 @@ class Process:
 
     async def _leave(self, drain_s: float) -> None:
         may_come(self)()
+        again_s = self.hurry.choice((None, None, 0.0, 0.1))
+        if again_s is not None:
+            self.loop.call_later(again_s, lambda: self.spawn(self.manager.stop(timeout=again_s), "stop again"))
         await self.stop(drain_s)
         # Some turns more: whoever waited for a handle hears of it before the program ends.
         for _ in range(20):
             await asyncio.sleep(0)
-        self._judge_waiters()
+        if self.has_been_up:  # else what it has enqueued waits for a start that does not come
+            self._judge_waiters()
+        if "stop again" in self.calls.values():
+            self.world.fault(f"{self} has stopped, and who has asked for that once more still waits")
         self.kill()
 
     async def stop(self, drain_s: float) -> None:
@@ -357,8 +376,12 @@ class Process:
         self.is_up, self.is_stopping, self.has_outlived_the_file = False, True, False
         began, pauses = self.loop.time(), (self.was_out, self.world.suspension_count)
         was_up = self.manager._instance.running() is not None
+        hurry = self.hurry.choice((None, None, None, 0.0, 0.1, 1.0))
         try:
-            await self.manager.stop(timeout=drain_s)
+            async with asyncio.timeout(hurry):
+                await self.manager.stop(timeout=drain_s)
+        except TimeoutError:
+            self.world.log(self, "has waited long enough for its stop, after", hurry)
         except StoreError as exc:
             self.world.log(self, "stop raised", exc)
             self.unwritten |= {task_id for task_id, handle in self.handles.items() if handle.status in TERMINAL}

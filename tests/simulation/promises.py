@@ -116,7 +116,8 @@ async def follow(process: "Process", task_id: str) -> None:
     if result.is_err() and result.err_value.error_code == BuiltInTaskCode.MANAGER_STOPPED:
         return  # of a call of its key that its process could not write, and of which it knows no other task
     own = process.handles.get(task_id)
-    if process.was_degraded and own is not None and own.status == handle.status:
+    is_own = process.was_degraded and own is not None and own.status == handle.status
+    if is_own or _is_taken_over(process, row, handle.status):
         return  # it ended here while nothing could be written, and another one that could has taken it over
     is_same = row.status == handle.status and (row.status == TaskStatus.COMPLETED or not result.is_ok())
     if not is_same and seen == (process.world.loss_count, checks.revived[task_id], process.began_us):
@@ -142,6 +143,13 @@ async def join(process: "Process", tags: dict[str, str] | None) -> None:
         is_told = told in TERMINAL and (row is None or process.was_degraded)  # before it could be written
         if not is_told and (row is None or row.status not in TERMINAL):
             process.world.fault(f"{task_id} was there before a join of {process}, is {told} after it, and {row}")
+
+
+async def wait_for_room(process: "Process", queue: str) -> None:
+    """There is room when it comes back, for as long as nobody else runs."""
+    await process.manager.wait_for_room(queue)
+    if process.manager._intake.is_full(queue):
+        process.world.fault(f"{process} has waited for room in {queue}, and it is full")
 
 
 def _is_taken_over(process: "Process", row: TaskRow, told: TaskStatus) -> bool:

@@ -271,6 +271,8 @@ class Timetable:
     def _judge_watched(self, what: str, step: Step) -> None:
         """None is lost of those for which somebody was there."""
         world = self._world
+        if world.options["max_pending"] is not None:
+            return  # a full queue takes no run, and all of them may be full
         if step.entry.catch_up == "all" and len(step.dropped) >= step.entry.most:
             return
         watch = self._watches[step.entry.name]

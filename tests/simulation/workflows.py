@@ -5,6 +5,7 @@ A seed with workflows has some graphs, drawn once, which processes start, start 
 
 import random
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from tests.simulation.process import Process
     from tests.simulation.world import World
 
-NAME: Final = "node"
+NAMES: Final = ("node", "node_once", "narrow_node", "shared_node")
+"""The tasks of nodes: one that is safe to repeat, one that is not, and two whose queues have few places."""
 RECOVER: Final = "recover_workflows"
 VERBS: Final = frozenset(
     {"start_workflow", "reopen_workflow", "pause_workflow", "resume_workflow", "cancel_workflow", RECOVER}
@@ -89,6 +91,7 @@ class Drawn(NamedTuple):
     """One node of a graph: what it does, and what it takes of earlier ones."""
 
     label: int
+    job: str
     plan: str
     values: tuple[int, ...]
     results: tuple[int, ...]
@@ -124,7 +127,7 @@ class Drawing(NamedTuple):
 def _add(
     wf: "Workflow[Any]", process: "Process", drawn: Drawn, before: list[Node[Any]], outer: Node[Any] | None = None
 ) -> Node[Any]:
-    task: Any = process.jobs[NAME].with_options(delay=drawn.delay)
+    task: Any = process.jobs[drawn.job].with_options(delay=drawn.delay)
     given = [*([outer] if outer is not None else []), *(before[index] for index in drawn.values)]
     node: Node[Any] = wf.add(
         task, drawn.label, drawn.plan, [each.value for each in given], [before[index].result for index in drawn.results]
@@ -140,10 +143,13 @@ class Workflows:
     def __init__(self, world: "World") -> None:
         self._world = world
         self._chance = random.Random(f"graphs of {world.seed}")
+        self._jobs = random.Random(f"nodes of {world.seed}")
         self.drawings: list[Drawing] = []
         self._seen = Graphs({}, {}, ())
-        self._asked_again: set[str] = set()
-        """Workflows that somebody has started once more, so that what has ended may run again."""
+        self._asking: Counter[str] = Counter()
+        """Calls under way that start a workflow."""
+        self._asked_again: Counter[str] = Counter()
+        """Those that start it once more, so that what has ended may run again."""
         self._reopened: set[tuple[str, int]] = set()
         """Nodes that wait again since then. The task that has ended stands there until the node is ready."""
         self._inputs: dict[int, list[int]] = {}
@@ -184,7 +190,8 @@ class Workflows:
             how = chance.choice((how, {"join": "any"}, {"join": "quorum", "min_success": 2}))
         plan = chance.choice(PLANS)
         values, results = (tuple(each for each in earlier if kinds[each] == kind) for kind in ("value", "result"))
-        return Drawn(self._world.next_label(), plan, values, results, after, how, chance.choice((0, 0, 0, 0.5)))
+        job = self._jobs.choice(NAMES)
+        return Drawn(self._world.next_label(), job, plan, values, results, after, how, chance.choice((0, 0, 0, 0.5)))
 
     # What people do.
 
@@ -198,16 +205,17 @@ class Workflows:
         self._act(f"start {drawing.workflow_id}", partial(self._started, drawing))
 
     async def _started(self, drawing: Drawing, process: "Process") -> None:
-        before = self._seen.workflows.get(drawing.workflow_id)
-        if before is not None:
-            self._asked_again.add(drawing.workflow_id)
+        is_again = drawing.workflow_id in self._seen.workflows or self._asking[drawing.workflow_id] > 0
+        self._asking[drawing.workflow_id] += 1
+        self._asked_again[drawing.workflow_id] += is_again
         made = drawing.made_by(process)
         try:
             handle = await process.manager.start_workflow(made, workflow_id=drawing.workflow_id)
         except ConfigurationError as exc:
             self._world.fault(f"{process} cannot start {drawing.workflow_id}: {exc}")
             return
-        self._asked_again.discard(drawing.workflow_id)
+        self._asking[drawing.workflow_id] -= 1
+        self._asked_again[drawing.workflow_id] -= is_again
         self._world.log(process, "has started", drawing.workflow_id, "again" if handle.is_duplicate else "")
         is_there = drawing.workflow_id in self._seen.workflows or handle.is_duplicate
         if not (is_there or self._world.loss_count):
@@ -263,7 +271,7 @@ class Workflows:
             return True
         root = workflow.root_id
         tasks = [each.task_id for each in self._seen.nodes.values() if self._root_of(each) == root and each.task_id]
-        if root in self._asked_again or not checks.may_revive.isdisjoint(tasks):
+        if self._asked_again[root] or not checks.may_revive.isdisjoint(tasks):
             return True
         return self._world.batches.has_retried
 

@@ -33,7 +33,7 @@ from tests.simulation.steps import Steps
 from tests.simulation.timetable import Timetable
 from tests.simulation.waits import NAME as WAITS
 from tests.simulation.waits import Waits
-from tests.simulation.workflows import NAME as NODE
+from tests.simulation.workflows import NAMES as NODES
 from tests.simulation.workflows import Workflows
 
 SWEEP_S = 30
@@ -108,6 +108,9 @@ class World:
         self._roles = random.Random(f"roles of {self.seed}")  # their own: the other draws of a seed are as before
         self.has_roles = self._roles.random() < 0.4
         """Whether some processes do not run every queue."""
+        self._releases = random.Random(f"releases of {self.seed}")
+        self.has_releases = self._releases.random() < 0.3
+        """Whether some processes are of a release that does not know every task."""
         self.is_on_file = self.seed % 3 == 0
         self.has_workflows = self.seed % STEPS_EVERY in (1, 3)
         self.has_middleware = self.seed % 6 == 1
@@ -118,7 +121,7 @@ class World:
         if self.seed % STEPS_EVERY == 0:
             self.kinds += (WAITS,)
         if self.has_workflows:
-            self.kinds += (NODE,)
+            self.kinds += NODES
         self.process_count = chance.choice((1, 2))
         self.crash_budget = chance.choice((1, 3, 100))
         beat_ms = chance.choice((1_000, 1_000, 4_000))  # more seldom, the log is at rest for long enough to be trusted
@@ -126,6 +129,7 @@ class World:
         self.beat_us, self.stale_us = beat_ms * 1_000, stale_ms * 1_000
         self.check_ms = chance.choice((1_000, 1_000, 5_000))
         self.shared_limit = chance.choice((1, 2))
+        limits = random.Random(f"limits of {self.seed}")
         rate = chance.choice((0.0, 0.01, 0.03, 0.1))
         self.weather = Weather(
             rate,
@@ -140,10 +144,16 @@ class World:
             "threads": chance.choice((1, 2)),
             "processes": self.process_count,
             "queues": [
-                QueueConfig("narrow", max_concurrency=NARROW_LIMIT, priority=chance.choice((50, 10))),
+                QueueConfig(
+                    "narrow",
+                    max_concurrency=NARROW_LIMIT,
+                    priority=chance.choice((50, 10)),
+                    max_pending=limits.choice((None, None, 1, 3)),
+                ),
                 QueueConfig("shared", max_concurrency=self.shared_limit, scope="file"),
                 QueueConfig("shared_once", max_concurrency=self.shared_limit, scope="file"),
             ],
+            "max_pending": limits.choice((None, None, None, 4, 20)),
             "max_in_memory": chance.choice((1, 2, 5, 10_000)),
             "commit_interval": chance.choice((0.0, 0.02)),
             "snapshot_interval": chance.choice((0.5, 60.0)),
@@ -177,6 +187,13 @@ class World:
         if not (self.has_roles and self.has_faults):
             return None
         return self._roles.choice((None, (), (), ("default",), ("narrow", "shared", "shared_once")))
+
+    def draw_release(self) -> tuple[str, ...]:
+        """The tasks that one more process knows. Whoever comes when the faults have ended knows all."""
+        if not (self.has_releases and self.has_faults and self._releases.random() < 0.5):
+            return self.kinds
+        needed = {*ALWAYS, *NODES, *(entry.job for entry in self.timetable.entries.values())}
+        return tuple(kind for kind in self.kinds if kind in needed or self._releases.random() < 0.6)
 
     def step(self, by_s: float) -> None:
         """Somebody sets the wall clock."""
@@ -227,7 +244,8 @@ class World:
         process = Process(self, next(self._numbers))
         self.processes.append(process)
         self.alive.append(process)
-        self.log(process, "starts with", process.manager._settings.role)
+        unknown = [kind for kind in self.kinds if kind not in process.jobs]
+        self.log(process, "starts with", process.manager._settings.role, *(["without", *unknown] if unknown else ()))
         process.loop.call_soon(process.begin)
         return process
 
