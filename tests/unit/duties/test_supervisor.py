@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from taskmanager.duties import supervisor
+from taskmanager.engine.words import loops
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from tests.unit.duties.scene import until
 
@@ -72,6 +73,27 @@ async def test_a_duty_that_fails_is_tried_again_and_shown_until_it_succeeds(
     assert critical[0].exc_info is not None, "once in a row, with its traceback"
     has_ended.set()
     await until(lambda: scene.manager.status().failing_duties == {})
+
+
+async def test_a_duty_that_is_begun_again_waits_for_its_interval(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep after a step of the clock deletes nothing. Code that cancels every task there is must not let another
+    one follow at once.
+    """
+    monkeypatch.setattr(loops, "AGAIN_AFTER_S", 0.0)
+    scene, rounds = await stage(), list[int]()
+    host, began = scene.engine.host, asyncio.Event()
+
+    async def work() -> None:
+        rounds.append(len(rounds))
+        began.set()
+
+    scene.duties._begin("sweep", 1_000, work, at_once=True)
+    await asyncio.wait_for(began.wait(), 10)
+    first = host._loops["sweep"].task
+    first.cancel()
+    await until(lambda: host._loops["sweep"].task not in (first, None))
+    await until(lambda: host._loops["sweep"].task.get_coro().cr_await is not None)
+    assert rounds == [0]
 
 
 def test_a_duty_that_keeps_failing_is_tried_less_often_and_never_given_up() -> None:
