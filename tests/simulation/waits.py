@@ -99,10 +99,10 @@ class Waits:
             self._world.fault(f"{name} of {task_id} has ended before its time")
 
 
-async def _waited_in_place(world: "World") -> int | BaseException:
+async def _waited_in_place(process: "Process") -> int | BaseException:
     """What a wait in a branch comes to. The slot is lent meanwhile."""
-    place = current_task().task_id, current_task().attempt
-    run = next(each for each in world.runs.now if (each.task_id, each.attempt) == place)
+    place = process, current_task().task_id, current_task().attempt
+    run = next(each for each in process.world.runs.now if (each.process, each.task_id, each.attempt) == place)
     run.is_waiting = True
     beside, late = sleep(0.3, key="beside"), wait_for("on", int, timeout=0.5, key="late")
     found: list[int | BaseException] = [*await asyncio.gather(late, beside, return_exceptions=True)]  # type: ignore[list-item]  # None is there, too
@@ -136,7 +136,7 @@ async def work_in_waits(process: "Process", label: int, plan: str) -> int:
     finally:
         if current_task().is_suspended and label % 2:  # its record may be written before the end of the run
             await asyncio.sleep(0.05)
-    found = await _waited_in_place(world)
+    found = await _waited_in_place(process)
     if isinstance(found, asyncio.CancelledError):
         raise found
     second = waits.came_to("late", None if isinstance(found, TimeoutError) else found)
