@@ -464,6 +464,7 @@ class Process:
         self.is_alive = False
         if self.lifecycle is not None:
             self.lifecycle._unstopped.end()  # else it would be written when this program ends
+        self.manager._intake.held.clear()  # else this program would say at its end that it is lost
         self.loop.bury()
         for work in self._begun:  # some were cancelled before their first step
             work.close()
