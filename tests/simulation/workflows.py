@@ -147,9 +147,7 @@ class Workflows:
         self.drawings: list[Drawing] = []
         self._seen = Graphs({}, {}, ())
         self._asking: Counter[str] = Counter()
-        """Calls under way that start a workflow."""
-        self._asked_again: Counter[str] = Counter()
-        """Those that start it once more, so that what has ended may run again."""
+        """Calls that start a workflow and have not come back: where it is there, what has ended may run again."""
         self._reopened: set[tuple[str, int]] = set()
         """Nodes that wait again since then. The task that has ended stands there until the node is ready."""
         self._inputs: dict[int, list[int]] = {}
@@ -205,9 +203,7 @@ class Workflows:
         self._act(f"start {drawing.workflow_id}", partial(self._started, drawing))
 
     async def _started(self, drawing: Drawing, process: "Process") -> None:
-        is_again = drawing.workflow_id in self._seen.workflows or self._asking[drawing.workflow_id] > 0
         self._asking[drawing.workflow_id] += 1
-        self._asked_again[drawing.workflow_id] += is_again
         made = drawing.made_by(process)
         try:
             handle = await process.manager.start_workflow(made, workflow_id=drawing.workflow_id)
@@ -215,7 +211,6 @@ class Workflows:
             self._world.fault(f"{process} cannot start {drawing.workflow_id}: {exc}")
             return
         self._asking[drawing.workflow_id] -= 1
-        self._asked_again[drawing.workflow_id] -= is_again
         self._world.log(process, "has started", drawing.workflow_id, "again" if handle.is_duplicate else "")
         is_there = drawing.workflow_id in self._seen.workflows or handle.is_duplicate
         if not (is_there or self._world.loss_count):
@@ -271,7 +266,7 @@ class Workflows:
             return True
         root = workflow.root_id
         tasks = [each.task_id for each in self._seen.nodes.values() if self._root_of(each) == root and each.task_id]
-        if self._asked_again[root] or not checks.may_revive.isdisjoint(tasks):
+        if self._asking[root] or not checks.may_revive.isdisjoint(tasks):
             return True
         return self._world.batches.has_retried
 
