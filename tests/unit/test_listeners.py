@@ -383,6 +383,39 @@ async def test_tasks_that_a_cancelled_workflow_takes_along_are_told(is_caller_ca
     assert sorted(heard.words().values()) == ["enqueued cancelled", "enqueued started cancelled"]
 
 
+async def test_a_task_that_is_put_back_is_not_told_to_have_ended_with_its_workflow() -> None:
+    """Somebody starts the workflow again before the rows are read that its cancel has ended. Who waits for such a task
+    is told what it comes to then, and who has cancelled the workflow that it was cancelled.
+    """
+    manager, store = TaskManager(), FaultyStore(MemoryStore())
+    heard = Heard(manager)
+
+    @manager.task(name="node", persist=True)
+    async def node() -> str:
+        return "done"
+
+    async with isolated(manager, store=store.as_store()) as world:
+        graph = Workflow("graph")
+        graph.add(node.with_options(delay=50))
+        workflow = await manager.start_workflow(graph, workflow_id="w")
+        (only,) = await workflow.nodes()
+        waiting = asyncio.ensure_future(manager.handle(only.task_id or "").result())
+        await world.idle()
+        store.plan.append(Fault.hold(store.calls.count("fetch_ids") + 1, verb="fetch_ids"))
+        cancelling = asyncio.ensure_future(workflow.cancel())
+        await world.idle()
+        assert store.held == ["fetch_ids"]
+        assert (await manager.start_workflow(graph, workflow_id="w")).is_duplicate
+        store.let_go()
+        assert await cancelling
+        assert not waiting.done()
+        await world.advance(100)
+        assert (await waiting).ok_value == "done"
+        await world.drain()
+        await world.idle()
+    assert "cancelled" not in str(heard.words())
+
+
 async def test_plain_changes_are_told_as_the_rule_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lean writes say themselves what they are, and the rule says the same."""
     hooks, noted = Hooks(), list[Noted]()

@@ -19,7 +19,7 @@ from taskmanager.model.clock import from_us
 from taskmanager.model.errors import ConfigurationError, StoreUnavailable, UnknownTask, unknown_workflow
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, TaskResult
-from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+from taskmanager.model.states import TERMINAL, BuiltInTaskCode, TaskStatus
 from taskmanager.model.workflows import (
     ENDED_NODE,
     Graph,
@@ -107,10 +107,11 @@ class Workflows:
         return True
 
     async def _tell_ends(self, task_ids: Sequence[str]) -> None:
-        """Tell of waiting tasks that have ended with their workflow."""
+        """Tell of waiting tasks that have ended with their workflow, and that nobody has put back since."""
         for start in range(0, len(task_ids), PAGE):
             for row in (await self._store.fetch_ids(task_ids[start : start + PAGE])).values():
-                self._free_rows.note_end(row, self._row_codec.decode_result(row))
+                if row.status in TERMINAL:
+                    self._free_rows.note_end(row, self._row_codec.decode_result(row))
 
     # Acting.
 
