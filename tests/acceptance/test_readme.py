@@ -443,6 +443,30 @@ def test_the_sql_that_changes_something_does_what_the_page_says(tmp_path: Path) 
     asyncio.run(main())
 
 
+def test_the_sql_that_changes_something_leaves_workflows_whole(tmp_path: Path) -> None:
+    """A task that ran again beside its workflow, or was deleted under it, would leave a node that contradicts it."""
+    database = tmp_path / "tasks.db"
+    manager = TaskManager(database, store_poll=0.02)
+
+    @manager.task(persist=True)
+    async def job() -> None:
+        raise RuntimeError("always")
+
+    async def main() -> None:
+        async with manager:
+            graph = taskmanager.Workflow("graph")
+            graph.add(job)
+            handle = await manager.start_workflow(graph)
+            assert (await handle.result()).is_err()
+            (node,) = await handle.nodes()
+            _execute(database, "UPDATE taskmanager_tasks SET failed_at = 1")
+            _execute(database, _change("retry"), task_id=str(node.task_id))
+            _execute(database, _change("purge"))
+            assert [info.status for info in await manager.list()] == [taskmanager.TaskStatus.FAILED]
+
+    asyncio.run(main())
+
+
 # The reference.
 
 
