@@ -271,8 +271,8 @@ class Timetable:
     def _judge_watched(self, what: str, step: Step) -> None:
         """None is lost of those for which somebody was there."""
         world = self._world
-        if world.options["max_pending"] is not None:
-            return  # a full queue takes no run, and all of them may be full
+        if self._may_be_full:
+            return
         if step.entry.catch_up == "all" and len(step.dropped) >= step.entry.most:
             return
         watch = self._watches[step.entry.name]
@@ -294,12 +294,18 @@ class Timetable:
             hashes = [each.hash_of(name) for each in world.up()]
             if row.paused_at is not None or row.config_hash not in hashes or self._is_held(name):
                 continue
-            if row.next_run_at is None or row.next_run_at < world.clock.now_us() - LATE_US:
+            is_late = row.next_run_at is None or row.next_run_at < world.clock.now_us() - LATE_US
+            if is_late and not self._may_be_full:
                 world.fault(f"{name} stands still at {world.clock.now_us()}: {row}")
             longest_us = max(self.entries[name].period_us(number) for number in (0, 1))
             is_far = (row.next_run_at or 0) > world.clock.now_us() + longest_us + LATE_US
             if self.entries[name].every_s and is_far and not self._is_left(row):
                 world.fault(f"{name} is silent until its time comes again, at {world.clock.now_us()}: {row}")
+
+    @property
+    def _may_be_full(self) -> bool:
+        """Whether queues have a limit of what waits in them: a full one takes no run, and all of them may be full."""
+        return self._world.options["max_pending"] is not None
 
     def _is_left(self, row: ScheduleRow) -> bool:
         """Whether its owner stops. Only an owner mends what a clock that was ahead has planned, and the next one does
