@@ -314,6 +314,8 @@ class Checks:
             self._world.fault(f"an ended task changed {changed}: {what}")
         if (is_node or self._is_begun_anew(new)) and new.start_count < old.start_count:
             self._outdated |= {key for key in self._fresh if key[0] == new.task_id}
+        if self._is_begun_anew(new):
+            self._world.runs.forget(new.task_id)
         self.revived[old.task_id] += 1
 
     def _is_begun_anew(self, row: TaskRow) -> bool:
