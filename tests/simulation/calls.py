@@ -162,7 +162,7 @@ class Calls:
         if chance.random() < 0.1:
             options["good_until"] = self._world.clock.now + timedelta(seconds=chance.choice((0.2, 5, 300)))
         key = None
-        if name != "memory" and chance.random() < 0.2:
+        if chance.random() < 0.2:
             key = options["idempotency_key"] = f"key-{chance.randrange(4)}"
         return task.with_options(**options), label, plan, key
 
@@ -170,16 +170,19 @@ class Calls:
         if key is not None:
             definition, _ = call.bound()
             self._world.checks.may_revive.add(keyed_task_id(definition.name, key))
-        with suppress(QueueFull):
+        try:
             handle = call.enqueue(label, plan)
-            if call.bound()[1].run_at_us is not None:
-                self._world.promised_ids.add(handle.task_id)
-            self._world.log(process, "accepts", handle.task_id, plan, key or "")
-            if call.bound()[0].name == WAITS:
-                self._world.waits.will_send(handle.task_id)
-            process.watch(handle)
-            if key is None:
-                process.accepted[handle.task_id] = process.began_us, str(label % GROUPS)
+        except QueueFull:
+            process.spawn(wait_for_room(process, call.bound()[0].queue_name), "room")
+            return
+        if call.bound()[1].run_at_us is not None:
+            self._world.promised_ids.add(handle.task_id)
+        self._world.log(process, "accepts", handle.task_id, plan, key or "")
+        if call.bound()[0].name == WAITS:
+            self._world.waits.will_send(handle.task_id)
+        process.watch(handle)
+        if key is None:
+            process.accepted[handle.task_id] = process.began_us, str(label % GROUPS)
 
     def _submit(self) -> None:
         """A task in a transaction of the application's own."""
@@ -188,7 +191,8 @@ class Calls:
             return
         name, keeps = self._chance.choice(("safe", "once")), self._chance.random() < 0.6
         held_s = self._chance.choice((0, 0, 0.3, 3.0))
-        process.call(lambda: process.submit(name, keeps=keeps, held_s=held_s))
+        key = f"key-{self._chance.randrange(4)}" if keeps and self._chance.random() < 0.3 else None
+        process.call(lambda: process.submit(name, key, keeps=keeps, held_s=held_s))
 
     def _known_id(self, process: Process) -> str | None:
         known = sorted({*self._world.checks.rows, *process.handles})

@@ -39,6 +39,11 @@ RETENTION_US = 3_600_000_000
 """The retention of every seed that has one."""
 
 
+def _replaces(row: TaskRow) -> bool:
+    """Whether it is the record of a memory-only task with a key, and may stand in the place of an earlier one's."""
+    return row.task_name == "memory" and row.idempotency_key is not None
+
+
 class Checks:
     """What was promised, and the rows as they were when somebody last wrote."""
 
@@ -420,7 +425,7 @@ class Checks:
     def _judge_attempts(self, rows: dict[str, TaskRow], attempts: dict[tuple[str, int], AttemptRow]) -> None:
         for key, old in self.attempts.items():
             new, row = attempts.get(key), rows.get(key[0])
-            if row is not None and self._is_begun_anew(row):
+            if row is not None and (self._is_begun_anew(row) or _replaces(row)):
                 continue
             if new is not old and new != old and key in self._outdated:
                 self._outdated.discard(key)

@@ -427,14 +427,17 @@ class Process:
             self.is_up, self.is_leaving = False, True
             self.at(self.world.now_us + TEARDOWN_US, self.kill)
 
-    def submit(self, name: str, *, keeps: bool, held_s: float) -> None:
+    def submit(self, name: str, key: str | None = None, *, keeps: bool, held_s: float) -> None:
         """One task in a transaction of the application's own, which holds up every other write for `held_s`."""
         transaction, task_id = Transaction(self), None
         if transaction.is_open:
             self.transactions.append(transaction)
             try:
                 task_id = self.manager.submit_in(
-                    transaction.connection, self.jobs[name], self.world.next_label(), "sleep:0.1"
+                    transaction.connection,
+                    self.jobs[name].with_options(idempotency_key=key),
+                    self.world.next_label(),
+                    "sleep:0.1",
                 )
             except TaskManagerError:
                 transaction.cut()  # or its lock would be held until some collection of garbage
