@@ -154,7 +154,7 @@ class Firing:
             for each in fires:
                 self._book.plan(each.schedule_name, each.now)
             return
-        self._free_rows.will_put(each.task.task_id for each in fires if each.task is not None)
+        self._free_rows.will_put([each.task.task_id for each in fires if each.task is not None], is_once=True)
         try:
             lost = await self._store.fire_schedules(fires)
         except StoreUnavailable:

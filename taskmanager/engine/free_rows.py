@@ -37,10 +37,13 @@ class FreeRows:
         self.awaited_count = 0
         """How many calls wait for what others do with rows, and want to hear of it soon."""
 
-    def will_put(self, task_ids: Iterable[str]) -> None:
-        """Note that a write will put these rows there. One may be claimed here before the write is answered."""
+    def will_put(self, task_ids: Iterable[str], *, is_once: bool = False) -> None:
+        """Note that a write will put these rows there. One may be claimed here before the write is answered.
+
+        With `is_once`, a task of such an id is made once at most, however often that is written.
+        """
         if (listeners := self._life.listeners) is not None:
-            listeners.made(task_ids)
+            listeners.made(task_ids, is_once=is_once)
 
     def note_put(self, row: TaskRow, *, is_ours: bool = True) -> None:
         """Note that a row stands in the store now. `is_ours` is False if another write than ours has put it there."""

@@ -175,3 +175,16 @@ def test_the_oldest_is_forgotten_where_there_is_no_room() -> None:
         untold.snoozes("t", number, number)
     assert untold.snoozed_runs("t", None, Expected("RUNNING", "me", 3)) == {1: 1, 2: 2}
     assert untold.snoozed_runs("t", None, Expected("PENDING", "me", 3)) == {3: 3}
+
+
+def test_a_row_that_is_written_again_is_told_once() -> None:
+    """If another write than ours has made it, a later one of ours may make it again, and is told."""
+    untold = Untold()
+    untold.makes_once(["fire"])
+    assert untold.take_made("fire")
+    untold.makes_once(["fire"])
+    assert not untold.take_made("fire")
+    untold.makes_once(["lost"])
+    assert untold.take_made("lost", is_ours=False)
+    untold.makes_once(["lost"])
+    assert untold.take_made("lost")

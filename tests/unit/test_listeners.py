@@ -316,6 +316,23 @@ async def test_a_task_that_a_failure_enqueues_is_told_once_if_that_is_repeated(a
     assert sorted(heard.words().values()) == ["enqueued started completed", "enqueued started failed"]
 
 
+async def test_a_run_of_a_schedule_is_told_once_if_its_fire_is_repeated() -> None:
+    """The answer to the fire is lost, and it is written once more when its task has ended."""
+    plan = [Fault.fail(1, verb="fire_schedules", after=True), Fault.fail(2, verb="busy_schedules", times=5)]
+    manager, store = TaskManager(), FaultyStore(MemoryStore(), plan)
+    heard = Heard(manager)
+
+    @manager.schedule(every=600, overlap="skip", run_on_startup=True, name="tick")
+    async def tick() -> None:
+        """Has ended long before the store can be asked what runs."""
+
+    async with isolated(manager, store=store.as_store()) as world:
+        await world.advance(40)
+        await world.idle()
+        assert store.calls.count("fire_schedules") == 2
+    assert list(heard.words().values()) == ["enqueued started completed"]
+
+
 @pytest.mark.parametrize("kind", ["waits", "is retried", "runs again", "is put back while paused"])
 async def test_task_of_a_node_is_told_as_enqueued_once_until_it_ends(kind: str) -> None:
     """A pause takes it out of memory, and the end of the pause puts it back; after its end a retry does."""

@@ -149,7 +149,7 @@ class Untold:
 
     def __init__(self) -> None:
         self._made: dict[str, None] = {}
-        self._by_failure: dict[str, None] = {}
+        self._once: dict[str, None] = {}
         self._unended: dict[str, None] = {}
         """Those that were made, until their end is told."""
         self._snoozed: dict[tuple[str, int], int] = {}
@@ -168,12 +168,12 @@ class Untold:
             noted.update(made)
             _forget_oldest(noted)
 
-    def makes_by_failure(self, task_id: str) -> None:
-        """Note that a failure enqueues this task. The failure may be written again; only the first time is told."""
-        if task_id not in self._by_failure:
-            self._by_failure[task_id] = None
-            _forget_oldest(self._by_failure)
-            self.makes([task_id])
+    def makes_once(self, task_ids: Iterable[str]) -> None:
+        """Note that failures, or schedules, enqueue these. It may be written again; only the first time is told."""
+        if new := [task_id for task_id in task_ids if task_id not in self._once]:
+            self._once.update(dict.fromkeys(new))
+            _forget_oldest(self._once)
+            self.makes(new)
 
     def makes_nodes(self, task_ids: Iterable[str]) -> None:
         """Note that a workflow has readied these tasks.
@@ -186,8 +186,13 @@ class Untold:
         """Note that the end of a task is told."""
         self._unended.pop(task_id, None)
 
-    def take_made(self, task_id: str) -> bool:
-        """Return whether this one was to be made, and forget it: the caller tells of it now."""
+    def take_made(self, task_id: str, *, is_ours: bool = True) -> bool:
+        """Return whether this one was to be made, and forget it: the caller tells of it now.
+
+        One that our write has not made (`is_ours`) may be made by a later one.
+        """
+        if not is_ours:
+            self._once.pop(task_id, None)
         if task_id not in self._made:
             return False
         del self._made[task_id]

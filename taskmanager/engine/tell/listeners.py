@@ -162,11 +162,11 @@ class Listeners:
         self._tell_made(live.row(), count)
         self._change(before, state, (), live, live.row())
 
-    def made(self, task_ids: Iterable[str]) -> None:
+    def made(self, task_ids: Iterable[str], *, is_once: bool) -> None:
         """Note rows that a write of ours puts into the store. They are told of when they are claimed here, because only
         the store knows before what the tasks of nodes are. Rows that other instances take are not told.
         """
-        self._untold.makes(task_ids)
+        (self._untold.makes_once if is_once else self._untold.makes)(task_ids)
 
     def readied(self, task_ids: Iterable[str]) -> None:
         """Note rows of tasks that a workflow has readied. They are told of like those of `made`."""
@@ -178,11 +178,11 @@ class Listeners:
         for sent in batch:
             write = sent.write
             if type(write) is TaskWrite and (then := enqueued_by(write.row, write.attempts)) is not None:
-                self._untold.makes_by_failure(then.task_id)
+                self._untold.makes_once([then.task_id])
 
     def put_made(self, row: TaskRow, *, is_ours: bool) -> None:
         """Tell of a row that was to be made and stands in the store now, if our write has put it there (`is_ours`)."""
-        if self._untold.take_made(row.task_id) and is_ours:
+        if self._untold.take_made(row.task_id, is_ours=is_ours) and is_ours:
             self.put(row)
 
     def waits_again(self, live: LiveTask, began_at: int) -> None:
