@@ -159,7 +159,7 @@ try:
 except OSError:
     pass  # the next sync is that of the claim
 try:
-    claims.claim(connection, request)
+    claims.claim(connection, [request])
 except sqlite3.OperationalError as exc:
     print(exc.sqlite_errorname)
 print([each.status for each in claims.fetch_claim(connection, "me", 1_000)])

@@ -161,9 +161,9 @@ def test_postgres_claim_of_rows_too_large_for_one_text_takes_fewer(
         return execute(sql, values)
 
     monkeypatch.setattr(reading, "execute", full)
-    assert [row.task_id for row in claim(reading, wants(now=NOW, limit=100))] == ["t00"]
+    assert [row.task_id for row in claim(reading, [wants(now=NOW, limit=100)])] == ["t00"]
     assert asked == [100, 12, 1]
-    assert [row.task_id for row in claim(reading, wants(now=NOW, limit=2))] == ["t01", "t02"]
+    assert [row.task_id for row in claim(reading, [wants(now=NOW, limit=2)])] == ["t01", "t02"]
 
 
 def test_postgres_expired_rows_are_all_looked_for_where_that_is_fast(

@@ -89,7 +89,7 @@ def test_postgres_limit_holds_where_not_all_is_counted(
         }
         stamp = now - chance.randint(0, LATE_US)  # it has waited for its turn
         request = wants(owner=ME, queue_name=GPU, limit=chance.randint(1, 3), file_limit=limit, now=stamp)
-        rows = claim(chance.choice([claiming, second]), request)
+        rows = claim(chance.choice([claiming, second]), [request])
         assert len(rows) == min(request.limit, limit - len(taken))
         for each in taken | {row.task_id for row in rows}:
             if chance.random() < 0.3:
