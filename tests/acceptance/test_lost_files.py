@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from taskmanager import StoreUnavailable, TaskInterrupted, TaskManager, TaskStatus
+from taskmanager import StoreUnavailable, TaskInterrupted, TaskManager, TaskStatus, wait_for
 from taskmanager.store.sqlite import store as store_module
 from tests.acceptance.file_faults import World, eventually
 
@@ -122,6 +122,25 @@ async def test_a_stop_does_not_wait_for_a_file_replaced_by_a_locked_one(tmp_path
         await handle
 
 
+async def test_a_directory_in_the_place_of_the_file_is_said_once_and_in_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As at a start. What runs goes on, and the file is made anew when there is room for it."""
+    world = World(tmp_path / "tasks.db")
+    async with world.manager as manager:
+        await world.once.enqueue("before")
+        _delete(world.db)
+        world.db.mkdir()
+        await eventually(lambda: "claimer" in manager.status().failing_duties)
+        waits = world.once.enqueue("waits")
+        world.db.rmdir()
+        assert await waits == "waits"
+        await eventually(lambda: not manager.status().failing_duties)
+    assert world.statuses() == {"waits": "COMPLETED"}
+    assert caplog.text.count("is a directory; give the path of a file in it") == 1
+    assert "Traceback" not in caplog.text
+
+
 async def test_a_volume_that_goes_away_and_comes_back_is_found_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -146,6 +165,35 @@ async def test_a_volume_that_goes_away_and_comes_back_is_found_again(
     assert world.statuses() == {"running": "COMPLETED", "safe": "COMPLETED", "once": "COMPLETED"}
     assert sorted(world.started) == ["once", "running", "safe"]
     world.assert_whole()
+
+
+async def test_events_of_a_new_file_are_not_taken_for_those_of_the_lost_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A task that waits in a branch remembers what it has received, and the first event of a new file is a new one."""
+    world, received = World(tmp_path / "tasks.db"), []
+
+    @world.manager.task(persist=True, requeue_on_interrupt=True)
+    async def collects() -> None:
+        async def branch(number: int) -> None:
+            received.append(await wait_for("go", int, key=str(number)))
+
+        for number in range(3):
+            await asyncio.gather(branch(number))
+
+    async with world.manager as manager:
+        handle = collects.enqueue()
+        await handle.saved()
+        await manager.send(handle.task_id, "go", 1)
+        await eventually(lambda: received == [1])
+        await manager.flush()
+        _delete(world.db)
+        await eventually(lambda: "was deleted" in caplog.text)
+        await eventually(lambda: len(_rows(world.db, "taskmanager_tasks")) == 1)
+        await manager.send(handle.task_id, "go", 2)
+        await manager.send(handle.task_id, "go", 3)
+        await asyncio.wait_for(handle, 10)
+    assert received == [1, 2, 3]
 
 
 async def test_an_older_copy_put_in_the_place_of_the_file_gets_what_lives(

@@ -20,6 +20,8 @@ WAIT = StepRow("t1", "step", 1, "", "wait:go", None, 120, None, 1, None, None, N
 SLEEP = WAIT._replace(name="sleep", waits_for="")
 TIMEOUT = WAIT._replace(ended_at=NOW, error_code="TASK_TIMEOUT", error_message="late", is_final=1)
 STORED = SendReport("stored", "default", 50)
+FIRST = NOW
+"""The id of the first event."""
 
 
 def event(name: str = "go", value: str = "1", task_id: str = "t1", **changes: Any) -> EventRow:
@@ -76,6 +78,18 @@ async def test_record_of_a_lost_database_receives_no_event_of_this_one(store: St
     assert await is_awake(store)
 
 
+@pytest.mark.parametrize("later_us", [0, 1, -10])
+async def test_event_has_an_id_that_no_older_one_has_had(store: Store, later_us: int) -> None:
+    """Nor any of a database whose place this one has taken: its ids end at the time at which it was lost. Ids have the
+    order in which events were stored, whatever the clock says.
+    """
+    await running(store)
+    await store.send_event(event(value="1"))
+    await store.send_event(event(value="2", sent_at=NOW + later_us))
+    assert await store.fetch_event("t1", "go", WAIT.identity, NOW - 1) == StoredEvent(NOW, '{"ok": 1}', False)
+    assert await store.fetch_event("t1", "go", WAIT.identity, NOW) == StoredEvent(NOW + 1, '{"ok": 2}', False)
+
+
 @pytest.mark.parametrize("order", ["send first", "sleep first"])
 async def test_event_wakes_its_task_in_either_order(store: Store, order: str) -> None:
     """Of two transactions, the later one sees what the other has left."""
@@ -121,7 +135,7 @@ async def test_other_events_let_a_task_sleep(store: Store) -> None:
     other = await running(store, "t2")
     for sent in (event(), event("stay"), event(task_id="t2")):
         assert await store.send_event(sent) == STORED
-    received = WAIT._replace(number=7, ended_at=NOW, result='{"ok": 1}', event_id=1)
+    received = WAIT._replace(number=7, ended_at=NOW, result='{"ok": 1}', event_id=FIRST)
     await report(store, row, received)
     await fall_asleep(store, row, WAIT)
     await fall_asleep(store, other, SLEEP)
@@ -199,14 +213,14 @@ async def test_events_are_received_in_their_order(store: Store) -> None:
     row = await running(store)
     for value in "123":
         await store.send_event(event(value=value))
-    assert await store.fetch_event("t1", "go", WAIT.identity) == StoredEvent(1, '{"ok": 1}', False)
-    assert await store.fetch_event("t1", "go", WAIT.identity, 1) == StoredEvent(2, '{"ok": 2}', False)
-    await report(store, row, WAIT._replace(ended_at=NOW, result='{"ok": 1}', event_id=1))
-    assert await store.fetch_event("t1", "go", WAIT.identity) == StoredEvent(1, '{"ok": 1}', True)
+    assert await store.fetch_event("t1", "go", WAIT.identity) == StoredEvent(FIRST, '{"ok": 1}', False)
+    assert await store.fetch_event("t1", "go", WAIT.identity, FIRST) == StoredEvent(FIRST + 1, '{"ok": 2}', False)
+    await report(store, row, WAIT._replace(ended_at=NOW, result='{"ok": 1}', event_id=FIRST))
+    assert await store.fetch_event("t1", "go", WAIT.identity) == StoredEvent(FIRST, '{"ok": 1}', True)
     later = WAIT._replace(number=2)
-    assert await store.fetch_event("t1", "go", later.identity) == StoredEvent(2, '{"ok": 2}', False)
+    assert await store.fetch_event("t1", "go", later.identity) == StoredEvent(FIRST + 1, '{"ok": 2}', False)
     assert await store.fetch_event("t1", "nothing", later.identity) is None
-    twice = TaskWrite(row, expected(row), (), True, (later._replace(event_id=1),))
+    twice = TaskWrite(row, expected(row), (), True, (later._replace(event_id=FIRST),))
     assert list((await store.commit([twice])).rejected) == ["t1"]
 
 
@@ -217,8 +231,8 @@ async def test_timeout_yields_to_an_event_that_was_stored_before(store: Store) -
     await store.send_event(event(value="2"))
     await report(store, row, TIMEOUT)
     (found,) = await store.fetch_steps("t1")
-    assert (found.event_id, found.result, found.error_code, found.is_final) == (1, '{"ok": 1}', None, 0)
-    assert await store.fetch_event("t1", "go", WAIT.identity) == StoredEvent(1, '{"ok": 1}', True)
+    assert (found.event_id, found.result, found.error_code, found.is_final) == (FIRST, '{"ok": 1}', None, 0)
+    assert await store.fetch_event("t1", "go", WAIT.identity) == StoredEvent(FIRST, '{"ok": 1}', True)
 
 
 async def test_timeout_that_is_committed_first_stays(store: Store) -> None:
@@ -227,7 +241,7 @@ async def test_timeout_that_is_committed_first_stays(store: Store) -> None:
     await report(store, row, TIMEOUT)
     await store.send_event(event())
     assert await store.fetch_steps("t1") == [TIMEOUT]
-    assert await store.fetch_event("t1", "go", WAIT.identity) == StoredEvent(1, '{"ok": 1}', False)
+    assert await store.fetch_event("t1", "go", WAIT.identity) == StoredEvent(FIRST, '{"ok": 1}', False)
 
 
 async def test_event_of_a_key_is_stored_once(store: Store) -> None:
@@ -235,7 +249,7 @@ async def test_event_of_a_key_is_stored_once(store: Store) -> None:
     row = await running(store)
     await running(store, "t2")
     assert await store.send_event(event(key="k")) == STORED
-    await report(store, row, WAIT._replace(ended_at=NOW, event_id=1))
+    await report(store, row, WAIT._replace(ended_at=NOW, event_id=FIRST))
     assert await store.send_event(event(key="k", value="2")) == STORED
     assert await store.fetch_event("t1", "go", ("step", 2, "")) is None
     assert await store.send_event(event(key="k", task_id="t2")) == STORED
@@ -252,7 +266,7 @@ async def test_event_for_nobody_is_refused(store: Store) -> None:
         assert await store.send_event(event(key=str(number))) == STORED
     assert (await store.send_event(event())).outcome == "full"
     assert await store.send_event(event(key="0")) == STORED
-    await report(store, row, WAIT._replace(ended_at=NOW, event_id=1))
+    await report(store, row, WAIT._replace(ended_at=NOW, event_id=FIRST))
     assert await store.send_event(event()) == STORED
 
 
@@ -261,9 +275,9 @@ async def test_forgotten_steps_give_their_events_back(store: Store) -> None:
     row = await running(store)
     for value in "12":
         await store.send_event(event(value=value))
-    await report(store, row, WAIT._replace(ended_at=NOW, event_id=1))
+    await report(store, row, WAIT._replace(ended_at=NOW, event_id=FIRST))
     assert await store.commit([TaskWrite(row, expected(row), (), True, (), True)]) == CommitReport({}, {})
-    assert await store.fetch_event("t1", "go", WAIT.identity) == StoredEvent(1, '{"ok": 1}', False)
+    assert await store.fetch_event("t1", "go", WAIT.identity) == StoredEvent(FIRST, '{"ok": 1}', False)
 
 
 async def test_events_go_with_the_record_of_their_task(store: Store) -> None:
@@ -321,6 +335,6 @@ async def test_event_of_one_task_is_not_received_by_another(store: Store) -> Non
     await report(store, await running(store, "t2"), stranger)
     row = await running(store)
     assert await store.send_event(event()) == STORED
-    assert await store.fetch_event("t1", "go", WAIT.identity) == StoredEvent(1, event().value, False)
-    await report(store, row, WAIT._replace(ended_at=NOW, event_id=1))
-    assert await store.fetch_event("t1", "go", WAIT.identity) == StoredEvent(1, event().value, True)
+    assert await store.fetch_event("t1", "go", WAIT.identity) == StoredEvent(FIRST, event().value, False)
+    await report(store, row, WAIT._replace(ended_at=NOW, event_id=FIRST))
+    assert await store.fetch_event("t1", "go", WAIT.identity) == StoredEvent(FIRST, event().value, True)

@@ -18,7 +18,12 @@ SELECT count(*) FROM (
     LIMIT {MAX_UNREAD}
 )
 """
-_SEND: Final = "INSERT INTO taskmanager_events (task_id, name, value, key, sent_at) VALUES (?, ?, ?, ?, ?)"
+# Of a file that is lost, or went back to an older copy, a task may have received events. No later one has such an id: it
+# would count as received.
+_SEND: Final = """
+INSERT INTO taskmanager_events (task_id, name, value, key, sent_at, id)
+VALUES (?, ?, ?, ?, ?, max(?, (SELECT coalesce(max(id), 0) + 1 FROM taskmanager_events)))
+"""
 # Also one that is held, for when it is let go. The pause before a retry is no sleep, though it may come after one.
 _WAKE: Final = f"""
 UPDATE taskmanager_tasks SET enqueued_at = min(enqueued_at, sent_at, :now)
@@ -55,7 +60,7 @@ def send_event(connection: Session, event: EventRow) -> SendReport:
             return report
         if connection.execute(_COUNT_UNREAD, (event.task_id,)).fetchone()[0] >= MAX_UNREAD:
             return report._replace(outcome="full")
-        connection.execute(_SEND, event)
+        connection.execute(_SEND, (*event, event.sent_at))
         connection.execute(_WAKE, {"task_id": event.task_id, "name": event.name, "now": event.sent_at})
     return report
 
