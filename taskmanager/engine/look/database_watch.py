@@ -59,7 +59,8 @@ class DatabaseWatch:
         self._looking: asyncio.Task[None] | None = None
         self._paused: list[str] = []
         self._owes_rest = False
-        self._is_told = self._has_said = False
+        self._has_said = self.is_told = False
+        """`is_told`: whether the log has said why the database cannot be looked after now."""
         self._failed_count = 0
         self._acknowledged: _Acknowledged | None = None
         """To be compared with what is in the place of the database; None when nothing is."""
@@ -103,11 +104,11 @@ class DatabaseWatch:
             is_idle = self._failed_count > 1 and self._writer.degraded_since is None
             if is_idle or self._has_said or not isinstance(exc, StoreUnavailable):
                 self._say("the database cannot be looked after now, which is tried again twice a second: %s", exc)
-                self._is_told = True
+                self.is_told = True
             raise
-        if self._is_told:
+        if self.is_told:
             logger.warning("the database can be looked after again")
-        self._is_told, self._failed_count = False, 0
+        self.is_told, self._failed_count = False, 0
         if self._owes_rest:
             await self._write_rest()
             self._owes_rest = False
@@ -120,7 +121,7 @@ class DatabaseWatch:
 
     def _say(self, text: str, *args: object) -> None:
         """Once, however often it is tried."""
-        if not self._is_told:
+        if not self.is_told:
             logger.error(text, *args)
             self._has_said = True
 

@@ -238,8 +238,11 @@ class Poller:
                 await asyncio.sleep(pause_s)
                 self._life.wants_claim.set()  # who asked still asks
             except Exception as exc:  # without this loop an instance would take no work, silently
-                if NAME not in self._failing_duties:  # a bug of ours, or what the store refuses for good
-                    logger.critical("the claimer failed unexpectedly, and tries again", exc_info=True)
+                if NAME not in self._failing_duties:
+                    is_known = isinstance(exc, StoreError)  # anything else is a bug of ours
+                    if not (is_known and self.database_watch.is_told):
+                        what = "failed" if is_known else "failed unexpectedly"
+                        logger.critical("the claimer %s, and tries again: %s", what, exc, exc_info=not is_known)
                 self._failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
                 await asyncio.sleep(FAILED_PAUSE_S)
 

@@ -18,8 +18,8 @@ SELECT count(*) FROM (
     LIMIT {MAX_UNREAD}
 )
 """
-# Of a file that is lost, or went back to an older copy, a task may have received events. No later one has such an id: it
-# would count as received.
+# A task may have received events of a file that is lost, or went back to an older copy. None that is stored later has
+# an id of theirs, or it would count as received.
 _SEND: Final = """
 INSERT INTO taskmanager_events (task_id, name, value, key, sent_at, id)
 VALUES (?, ?, ?, ?, ?, max(?, (SELECT coalesce(max(id), 0) + 1 FROM taskmanager_events)))
