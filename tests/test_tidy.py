@@ -87,7 +87,7 @@ NOT_STARTED: Final = (
     "taskmanager.background", "taskmanager.codec.report", "taskmanager.duties.reports", "taskmanager.duties.schedule",
     "taskmanager.duties.schedule_book", "taskmanager.duties.schedule_firing", "taskmanager.duties.schedules",
     "taskmanager.engine.run.calls", "taskmanager.engine.run.child_link", "taskmanager.engine.tell.events",
-    "taskmanager.engine.tell.listeners", "taskmanager.engine.people.records",
+    "taskmanager.engine.tell.ears", "taskmanager.engine.tell.listeners", "taskmanager.engine.people.records",
     "taskmanager.codec.views", "taskmanager.hosting", "taskmanager.rules.events",
     "taskmanager.model.report", "taskmanager.rules.cron", "taskmanager.store.memory",
     "taskmanager.store.statistics",
@@ -109,7 +109,7 @@ CATCHES_BASE_EXCEPTION: Final = frozenset(
         "taskmanager/engine/run/child.py",  # the process lane: SystemExit ends the task, not the child
         "taskmanager/engine/run/child_program.py",  # arguments and modules of the application are loaded there
         "taskmanager/engine/run/execution.py",  # one attempt
-        "taskmanager/engine/tell/listeners.py",  # functions of the application listen
+        "taskmanager/engine/tell/ears.py",  # functions of the application listen
         "taskmanager/engine/run/lanes.py",  # the thread lane: SystemExit ends the task, not the thread
         "taskmanager/engine/words/outcome.py",  # the text of an exception is made by its class
         "taskmanager/engine/words/definition.py",  # codecs and classes of the application store and read values

@@ -6,7 +6,7 @@ The rooms, and the modules in each. A module knows only modules that stand befor
     choose/:    queue_state dispatch memory_window
     run/:       child child_program child_link lanes calls settle execution
     write/:     writes history outbox commits writer
-    tell/:      events listeners
+    tell/:      events ears listeners
     steps/:     lanes records waits calls
     intake/:    keys inbox intake
     engine/:    life free_rows engine after_write

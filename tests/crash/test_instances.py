@@ -321,6 +321,49 @@ def test_a_copy_that_a_task_forks_ends_with_the_code_of_the_task(
     assert (done.returncode, done.stdout) == (0, f"{status}\n"), done.stderr
 
 
+_FORKS_IN_A_LISTENER = """
+import asyncio, os, sys
+from taskmanager import TaskManager
+
+kind, end = sys.argv[1:]
+manager = TaskManager("tasks.db")
+
+@manager.task(persist=True)
+async def work():
+    return "done"
+
+def fork(event):
+    if pid := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    elif end == "raise":
+        raise ValueError("in the copy")
+
+async def on_the_loop(event):
+    fork(event)
+
+manager.on("completed")(on_the_loop if kind == "async" else fork)
+
+async def main():
+    async with manager:
+        print(await work.enqueue(), flush=True)
+
+asyncio.run(main())
+print("end")
+"""
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+@pytest.mark.parametrize(("end", "status"), [("return", 0), ("raise", 1)])
+def test_a_copy_that_a_listener_forks_ends_with_the_listener(tmp_path: Path, kind: str, end: str, status: int) -> None:
+    """It does not wait for events for ever, and is no second application."""
+    command = [sys.executable, "-c", _FORKS_IN_A_LISTENER, kind, end]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=PATIENCE_S, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, sorted(done.stdout.split())) == (0, [str(status), "done", "end"]), done.stderr
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 @both
 def test_a_forked_child_that_outlives_its_parent_does_not_keep_it_alive(tmp_path: Path, database: str) -> None:

@@ -27,9 +27,10 @@ from taskmanager import (
     current_task,
     task,
 )
-from taskmanager.engine.tell import listeners
+from taskmanager.engine.tell import ears, listeners
+from taskmanager.engine.tell.ears import Ear
 from taskmanager.engine.tell.events import EventReader, Noted
-from taskmanager.engine.tell.listeners import Ear, Listeners
+from taskmanager.engine.tell.listeners import Listeners
 from taskmanager.engine.words.definition import RowCodec
 from taskmanager.engine.words.instance import new_identity
 from taskmanager.engine.write.outbox import Sent
@@ -603,11 +604,30 @@ async def test_a_listener_that_raises_harms_nobody(
     assert len(told) == (0 if is_async and isinstance(exc, asyncio.CancelledError) else 1)
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_listener_that_returns_a_coroutine_is_told_of(
+    manager: TaskManager, is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody awaits it, so what it stands for is not done. A lambda around an async function is such a listener."""
+
+    async def note(_: TaskEvent) -> None: ...
+
+    async def notes(event: TaskEvent) -> object:
+        return note(event)
+
+    manager.on("completed")(notes if is_async else lambda event: note(event))
+    async with isolated(manager) as world:
+        await manager.task(nothing).enqueue()
+        await world.idle()
+    assert "has raised TypeError, which harms no task" in caplog.text
+    assert "returned the coroutine" in caplog.text
+
+
 async def test_a_listener_that_hangs_drops_the_newest(
     manager: TaskManager, heard: Heard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Others hear everything, and a stop waits a second for it."""
-    monkeypatch.setattr(listeners, "MOST_WAITING", 4)
+    monkeypatch.setattr(ears, "MOST_WAITING", 4)
     told: list[str] = []
 
     @manager.on()

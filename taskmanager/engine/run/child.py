@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
 from taskmanager.codec.annotations import is_async
@@ -30,8 +31,10 @@ is_lane_child = False
 """True in a child process of the process lane; enqueueing there raises `WrongProcess`."""
 is_loading_main = False
 """True while this child reads the main module of the program, before it can take a task."""
+listener: ContextVar[object] = ContextVar("taskmanager_listener")
+"""The listener that the running code belongs to, unless it is that of a task."""
 forked_by: object = None
-"""The attempt whose code has made this process by a fork, as `current_task()` knows it; None if no task has.
+"""The attempt whose code has made this process by a fork, as `current_task()` knows it, or the listener. None: neither.
 
 On an event loop the process id does not tell that: all tasks of the copy may end there.
 """
@@ -149,7 +152,7 @@ def end_if_copy(of_pid: int, error: BaseException | None) -> None:
 
 
 def end_copy(error: BaseException | None) -> None:
-    """End this process, which is a copy that the code of a task has forked, and that comes back from that code.
+    """End this process, which is a copy that the code of a task or a listener has forked, and that comes back from it.
 
     The copy has all that its parent has. It would wait for work for ever, or answer in the place of that process. It
     ends as a program does whose main function is over. `error` is what the code has raised.
@@ -168,7 +171,7 @@ def end_copy(error: BaseException | None) -> None:
 
 def _forked() -> None:
     global forked_by  # one value for the whole process
-    forked_by = current.get(None)
+    forked_by = current.get(None) or listener.get(None)
 
 
 if hasattr(os, "register_at_fork"):

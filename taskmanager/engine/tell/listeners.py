@@ -13,16 +13,15 @@ itself, so listeners hear of what another instance did in that one.
 import asyncio
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from contextvars import Context
 from typing import Final
 
-from taskmanager.codec.annotations import is_async, named_function
+from taskmanager.engine.run import child
+from taskmanager.engine.tell.ears import Ear
 from taskmanager.engine.tell.events import EventReader, Noted, Untold, has_snoozed
 from taskmanager.engine.words.live_task import LiveTask
 from taskmanager.engine.words.loops import let_loop_close
-from taskmanager.engine.words.outcome import comes_from_signal, name_of
 from taskmanager.engine.write.outbox import Sent
 from taskmanager.model.gil import Lending
 from taskmanager.model.hooks import EventKind, Hooks, Listener, TaskEvent
@@ -44,8 +43,6 @@ from taskmanager.rules.events import END_KINDS, is_end, steps_between
 from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.protocol import CommitReport
 
-MOST_WAITING: Final = 10_000
-"""Events that wait for one function. Newer ones are dropped."""
 SLICE: Final = 100
 """Events that the thread tells one function before it looks at the next one."""
 _ENDS: Final = frozenset(END_KINDS.values())
@@ -53,51 +50,6 @@ CLOSE_PATIENCE_S: Final = 1.0
 """How long a stop waits, in all, for functions that are still to hear something."""
 CLEANUP_SHARE: Final = 0.2
 """The part of it that cancelled async functions have to end. `asyncio.run` would wait for them without an end."""
-
-
-class Ear:
-    """One function that listens, what it is still to be told, and how that has gone."""
-
-    def __init__(self, fn: Listener) -> None:
-        self.fn, self.is_async = fn, is_async(fn)
-        named = named_function(fn)
-        self.name = f"{named.__module__}:{named.__qualname__}"
-        self.kinds: frozenset[EventKind] = frozenset()
-        self.waiting: deque[Noted] = deque()
-        self.task: asyncio.Task[None] | None = None
-        self.dropped_count = self.failed_count = 0
-        self.last_failure = ""
-        self.is_left_behind = False
-
-    def __repr__(self) -> str:
-        return f"<Ear {self.name}, {len(self.waiting)} waiting>"
-
-    def take(self, events: Sequence[Noted]) -> None:
-        """Let these wait, as far as there is room."""
-        room = MOST_WAITING - len(self.waiting)
-        self.waiting.extend(events if room >= len(events) else events[: max(0, room)])
-        if room < len(events):
-            if not self.dropped_count:
-                text = "listener %s does not keep up: %s wait for it, and newer ones are dropped (logged once)"
-                logger.warning(text, self.name, counted(MOST_WAITING, "event"))
-            self.dropped_count += len(events) - max(0, room)
-
-    def failed(self, exc: BaseException) -> None:
-        """Count what it has raised, and log the first of it."""
-        self.failed_count += 1
-        self.last_failure = name_of(type(exc))
-        if self.failed_count == 1:
-            text = "listener %s has raised %s, which harms no task; it hears further events (logged once)"
-            logger.warning(text, self.name, self.last_failure, exc_info=exc)
-
-    def trouble(self) -> str | None:
-        """Return what there is to say of it, or None."""
-        said = []
-        if self.failed_count:
-            said.append(f"has raised {counted(self.failed_count, 'time')}, last {self.last_failure}")
-        if self.dropped_count:
-            said.append(f"{counted(self.dropped_count, 'event')} dropped")
-        return ", ".join(said) or None
 
 
 class Listeners:
@@ -354,15 +306,9 @@ class Listeners:
             self._begin(ear)
 
     async def _tell_async(self, ear: Ear) -> None:
+        child.listener.set(ear)
         while ear.waiting and not self._is_over:
-            told = ear.waiting.popleft()
-            try:
-                await ear.fn(TaskEvent(told, self._read))  # type: ignore[misc]  # it is async
-            except BaseException as exc:  # it may be anything, as in a task
-                if isinstance(exc, asyncio.CancelledError) or comes_from_signal(exc):
-                    raise
-                if not ear.is_left_behind:  # the stop has named it, and Python raises in it when it is collected
-                    ear.failed(exc)
+            await ear.hear_async(TaskEvent(ear.waiting.popleft(), self._read))
 
     # In the thread.
 
@@ -399,15 +345,13 @@ class Listeners:
 
     def _tell_slice(self, ear: Ear) -> bool:
         """Tell one function some of what waits for it. Return whether more does."""
-        waiting, fn, read = ear.waiting, ear.fn, self._read
+        waiting, hear, read = ear.waiting, ear.hear, self._read
+        child.listener.set(ear)
         count = min(SLICE, len(waiting))
         for _ in range(count):
             if self._is_over:
                 return False
-            try:
-                fn(TaskEvent(waiting.popleft(), read))
-            except BaseException as exc:  # noqa: BLE001  # SystemExit too ends nothing but this call
-                ear.failed(exc)
+            hear(TaskEvent(waiting.popleft(), read))
         return bool(waiting)
 
     # The end.
