@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskManager, TaskStatus
-from taskmanager.model.errors import StoreError
+from taskmanager.engine.look import polling
+from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite.presence import has_lock_file, is_dead, lock_path
 from tests.acceptance.odd_files import ENDED, FREE, LOST, RUNNING, insert, made_file
+from tests.unit.engine_worlds import happens
 
 pytestmark = pytest.mark.anyio
 
@@ -113,6 +115,26 @@ async def test_a_claimer_that_the_store_refuses_says_so(
             await asyncio.sleep(0)
             assert manager.status().failing_duties == {"claimer": "StoreError: refused for good"}
             assert "the claimer failed" in caplog.text
+
+
+async def test_a_store_that_stays_unreadable_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes may go through all the while, so nothing else would say why this instance takes no work."""
+    monkeypatch.setattr(polling, "UNREAD_S", 0.05)
+    manager = await made_manager(tmp_path / "tasks.db")
+
+    async def fail(self: SqliteStore) -> int:
+        raise StoreUnavailable("its log was cut off")
+
+    async with manager:
+        with monkeypatch.context() as patched:
+            patched.setattr(SqliteStore, "changes", fail)
+            await happens(lambda: bool(manager.status().failing_duties))
+            assert manager.status().failing_duties == {"claimer": "its log was cut off"}
+        await happens(lambda: not manager.status().failing_duties)
+    assert caplog.text.count("the store cannot be read") == 1
+    assert caplog.text.count("the store can be read again") == 1
 
 
 @pytest.mark.parametrize(

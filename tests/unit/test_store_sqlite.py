@@ -459,15 +459,18 @@ async def _let_log_grow(store: SqliteStore, wanted_bytes: int) -> None:
         await store.set_paused("x" * 40_000, False, 1)
 
 
-async def test_a_file_that_was_well_when_it_was_opened_may_be_well_again(path: Path) -> None:
-    """SQLite calls a read error of the disk damage. Who takes that for final gives a duty up for a bad minute."""
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB])
+async def test_a_file_that_was_well_when_it_was_opened_may_be_well_again(path: Path, code: int) -> None:
+    """SQLite calls a read error of the disk damage, and an emptied file no database. Who takes that for final gives a
+    duty up for a bad minute, and tells those who wait for a task.
+    """
     store = SqliteStore(path)
     await store.open()
     assert store._reader is not None
 
     def unreadable(_: SqliteSession) -> None:
-        error = sqlite3.DatabaseError("database disk image is malformed")
-        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        error = sqlite3.DatabaseError("as SQLite says it")
+        error.sqlite_errorcode = code
         raise error
 
     with pytest.raises(StoreUnavailable, match="check the volume"):

@@ -25,6 +25,8 @@ NAME: Final = "claimer"
 LOOK_AFTER_S: Final = 0.5
 """How often it is looked whether the database is still there."""
 FAILED_PAUSE_S: Final = 1.0
+UNREAD_S: Final = 2.0
+"""How long the store may be unreadable before that is said."""
 FAILED_RECOVERY_PAUSE_S: Final = 0.25
 CLOSE_POLL_S: Final = 0.002
 CLOSE_WATCH_S: Final = 1.0
@@ -185,7 +187,7 @@ class Poller:
         self._whole_looks_had = 0
         """How many of those that were wanted are over. The others will be one look together."""
         self._steps_seen = 0
-        self._looked_after_s = 0.0
+        self._looked_after_s = self._unread_since_s = 0.0
         self._next_look_s = 0.0
         self._pause: asyncio.Timeout | None = None
         self._write_watch = WriteWatch(engine, self._look_soon)
@@ -233,7 +235,7 @@ class Poller:
             try:
                 await self._wake(is_close=is_close)
             except StoreUnavailable as exc:
-                logger.debug("the store could not be read: %s", exc)
+                self._note_unread(exc)
                 # A closed store fails without a turn of the loop: nothing else would run.
                 await asyncio.sleep(pause_s)
                 self._life.wants_claim.set()  # who asked still asks
@@ -245,6 +247,16 @@ class Poller:
                         logger.critical("the claimer %s, and tries again: %s", what, exc, exc_info=not is_known)
                 self._failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
                 await asyncio.sleep(FAILED_PAUSE_S)
+
+    def _note_unread(self, fault: StoreUnavailable) -> None:
+        """Say what keeps it from taking work, if that lasts and neither the writer nor the watch says it."""
+        logger.debug("the store could not be read: %s", fault)
+        now_s = self._life.loop.time()
+        self._unread_since_s = self._unread_since_s or now_s
+        is_told = self.database_watch.is_told or self._writer.degraded_since is not None
+        if now_s - self._unread_since_s >= UNREAD_S and not is_told and NAME not in self._failing_duties:
+            logger.error("the store cannot be read, so no work is taken from it; it is tried again: %s", fault)
+            self._failing_duties[NAME] = str(fault)
 
     def _look_soon(self) -> None:
         """End the pause. If a look is under way, let the next one follow at once."""
@@ -266,7 +278,9 @@ class Poller:
         if is_asked or poll_s <= LOOK_AFTER_S or time() >= self._next_look_s - EARLY_S:
             self._next_look_s = time() + poll_s
             await self.look()
-            self._failing_duties.pop(NAME, None)
+            self._unread_since_s = 0.0
+            if self._failing_duties.pop(NAME, None) is not None:
+                logger.warning("the store can be read again, and work is taken from it")
 
     async def recover_the_dead(self) -> None:
         """Recover the tasks of a dead instance when its death is noticed, not only at the next round of the reaper.

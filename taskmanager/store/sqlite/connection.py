@@ -77,7 +77,7 @@ def has_no_room(error: StoreError) -> bool:
 def translate(path: str, error: sqlite3.Error, *, was_well: bool = False) -> StoreError:
     """The one place where an error of the driver becomes ours. `was_well`: the file has been opened and read."""
     code = primary_code(error)
-    if was_well and code == sqlite3.SQLITE_CORRUPT:
+    if was_well and code in _BROKEN:
         return StoreUnavailable(f"{path} is not available ({error}): {_MAY_BE_UNREADABLE}")
     if code in _TRANSIENT:
         return StoreUnavailable(f"{path} is not available ({error}): {_TRANSIENT[code]}")
