@@ -23,7 +23,6 @@ from taskmanager.model.errors import (
     TaskNotCompleted,
     WrongProcess,
 )
-from taskmanager.model.known_words import KnownNames
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import LIVE, TaskStatus
@@ -43,7 +42,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-class TaskHandle(KnownNames, Generic[R_co]):
+class TaskHandle(Generic[R_co]):
     """One accepted task. The task runs whether you keep the handle or not. After a retry it stands for the new run."""
 
     __slots__ = ("__weakref__", "_cause", "_first", "_found", "_instance", "_live", "_process", "_seen", "_task_id")

@@ -18,7 +18,7 @@ from taskmanager.model.checks import check_event, check_task_id, check_timeout, 
 from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.config import DEFAULT_RECOVERY, ExceptionMapper, QueueConfig, RecoveryConfig, RetryPolicy
 from taskmanager.model.errors import ConfigurationError
-from taskmanager.model.known_words import KnownNames, known_words, shows_options, with_known_words
+from taskmanager.model.known_words import known_words, shows_options, with_known_words
 from taskmanager.model.result import FailedTask, Seconds
 from taskmanager.model.states import Lane, TaskStatus
 from taskmanager.task import (
@@ -62,7 +62,7 @@ M = TypeVar("M", bound="Middleware")
 
 
 @with_known_words("TaskManager()")
-class TaskManager(KnownNames):
+class TaskManager:
     """Runs tasks inside your asyncio application, and keeps them in one SQLite file.
 
     The constructor does no I/O. `snapshot_db=None` keeps everything in memory. Durations are seconds.

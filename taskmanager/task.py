@@ -38,7 +38,7 @@ from taskmanager.model.config import (
 )
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import ConfigurationError
-from taskmanager.model.known_words import KnownNames, known_words, shows_options, with_known_words
+from taskmanager.model.known_words import known_words, shows_options, with_known_words
 from taskmanager.model.result import FailedTask, Seconds, Snooze, TaskResult, seconds_fault, seconds_of
 from taskmanager.model.states import Lane
 from taskmanager.rules.retry import shorthand_faults
@@ -163,7 +163,7 @@ class Binding(NamedTuple):
     forget: Callable[[str], None]
 
 
-class TaskCall(KnownNames, Generic[P, C_co]):
+class TaskCall(Generic[P, C_co]):
     """A task with the options of one call. `enqueue` takes the arguments of the function."""
 
     __slots__ = ("_options", "_task")

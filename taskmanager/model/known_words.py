@@ -1,13 +1,13 @@
-"""Refuses all unknown option names of a call at once, and unknown methods, and suggests the names that were meant.
+"""Refuses all unknown option names of a call at once, and suggests the names that were meant.
 
-Python names only the first unknown keyword, and suggests nothing. Of methods it knows slips, and no other systems.
+Python names only the first unknown keyword, and suggests nothing.
 """
 
 import inspect
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -16,24 +16,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _options: Final[dict[str, list[str]]] = {}
 """The options of each callable, filled by the decorators below."""
-
-
-class KnownNames:
-    """A class whose objects say what is called here what other systems call by this name."""
-
-    __slots__ = ()
-
-    if not TYPE_CHECKING:  # a checker refuses the name
-
-        def __getattr__(self, name):
-            """Raises `AttributeError`: Python asks here for what it has not found."""
-            refusal = AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-            if not name.startswith("_"):
-                from taskmanager.model.meant_words import said_of_attribute
-
-                if said := said_of_attribute(name, *type(self).__mro__):
-                    refusal = AttributeError(f"{refusal}; {said}")
-            raise refusal
 
 
 def with_known_words(subject: str) -> Callable[[type[C]], type[C]]:

@@ -1,6 +1,6 @@
-"""Says which option was meant by a word that a callable does not know, or which method by one that a class lacks.
+"""Says which option was meant by a word that a callable does not know.
 
-People who come from other systems use the words of those systems, so the tables below say what each of these words is
+People who come from other systems use the words of those systems, so the table below says what each of these words is
 called here.
 """
 
@@ -131,51 +131,6 @@ _NEIGHBOURS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """For each callable: the name of an option here, and the words of other systems for it."""
 
-_ATTRIBUTES: Final[Mapping[str, Mapping[str, str]]] = {
-    "TaskCall": {
-        "it is .enqueue(...)": "add apply apply_async async_send call defer defer_async delay fire kick kiq launch"
-        " push put queue run send spawn start submit trigger",
-        "it is .with_options(...).enqueue(...)": "bind configure kicker message s send_with_options set si signature"
-        " using with_args",
-        "it is .with_options(delay=...).enqueue(...)": "apply_in call_later defer_by delay_by delay_for enqueue_in"
-        " enqueue_later schedule_in send_in",
-        "it is .with_options(run_at=...).enqueue(...)": "apply_at defer_until enqueue_at eta run_at schedule"
-        " schedule_at",
-        "call .enqueue(...) for each, then await asyncio.gather(*handles)": "batch bulk chunks enqueue_batch"
-        " enqueue_many group map send_many starmap submit_many",
-        '@manager.schedule(cron="...") above @manager.task does it': "cron crontab every periodic repeat",
-        "workflows do it, docs/workflows.md": "chain chord pipe pipeline then",
-        "current_task() inside the function has it": "request retry self",
-    },
-    "TaskHandle": {
-        "it is `await handle`, or handle.wait() in a thread": "collect get get_result join output return_value value"
-        " wait_for wait_for_completion wait_result",
-        "it is handle.status": "done failed finished is_completed is_done is_failed is_finished is_ready is_success"
-        " ready state successful",
-        "it is handle.task_id": "id job_id key message_id name uuid",
-        "it is `await handle.cancel()`": "abort delete forget kill revoke stop terminate",
-        "it is `await handle.info()`": "details exception get_status job metadata progress refresh reload traceback",
-        "it is `await manager.retry(handle.task_id)`": "reprocess requeue rerun restart retry",
-    },
-    "TaskManager": {
-        "declare it with @manager.task, and call its .enqueue(...)": "actor add add_job add_task apply_async"
-        " async_task create_task defer delay enqueue_task job kiq push put queue send_task spawn submit",
-        "@manager.schedule above @manager.task does it": "add_schedule cron cron_jobs crontab every interval periodic"
-        " periodic_task repeat scheduled_job",
-        "it is `async with manager:`, or manager.run(main)": "connect init_app listen main open run_forever"
-        " run_until_complete run_worker serve setup startup work worker",
-        "it is `await manager.stop()`": "aclose close disconnect shutdown terminate",
-        "it is manager.join() or manager.flush()": "drain wait wait_all wait_for_all",
-        "it is manager.on or manager.middleware": "add_listener add_middleware event on_event on_failure on_success"
-        " signals subscribe",
-        "it is manager.list(...) or manager.counts()": "all count get_jobs get_tasks jobs pending queue_size size"
-        " stats tasks",
-        "it is manager.get(task_id) or manager.handle(task_id)": "AsyncResult fetch fetch_job get_job get_result"
-        " job_result result retrieve",
-    },
-}
-"""For each class: what to write here, and the methods of other systems for it."""
-
 _PLACES: Final = {
     "TaskManager()": "TaskManager({}=...)",
     "RetryPolicy()": "RetryPolicy({}=...)",
@@ -197,16 +152,6 @@ def said_of(unknown: Iterable[str], subject: str, options: Options) -> str:
     if lost:
         sentences.append(f"no option {lost}; there are {', '.join(options[subject])}")
     return " It has ".join(sentences)
-
-
-def said_of_attribute(name: str, *classes: type) -> str:
-    """Return what to write in place of a method that none of these classes has. Empty if that is not known."""
-    word = _spelled(name)
-    for advice in (_ATTRIBUTES.get(each.__name__, {}) for each in classes):
-        for ours, theirs in advice.items():
-            if word in map(_spelled, theirs.split()):
-                return ours
-    return ""
 
 
 def _meant(word: str, subject: str, options: Options) -> str:

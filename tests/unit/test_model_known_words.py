@@ -1,16 +1,14 @@
 """Unknown option names: all of them in one refusal, each with what it is called here."""
 
 import inspect
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from taskmanager import QueueConfig, RecoveryConfig, RetryPolicy, TaskHandle, TaskManager, task
+from taskmanager import QueueConfig, RecoveryConfig, RetryPolicy, TaskManager, task
 from taskmanager.model.known_words import _options
-from taskmanager.model.meant_words import _ATTRIBUTES, _NEIGHBOURS, _PLACES
-from taskmanager.task import Task, TaskCall
+from taskmanager.model.meant_words import _NEIGHBOURS, _PLACES
 
 manager = TaskManager(None)
 
@@ -129,47 +127,3 @@ def test_signatures_stay_visible(subject: str) -> None:
     assert all(each.kind is not each.VAR_KEYWORD for each in parameters.values())
     assert inspect.signature(RecoveryConfig).parameters["crash_budget"].default == 3
     assert inspect.signature(manager.task).parameters["retry_delay"].default == 1.0
-
-
-@pytest.mark.parametrize(
-    ("thing", "name", "said"),
-    [
-        (work, "delay", "'Task' object has no attribute 'delay'; it is .enqueue(...)"),
-        (work.with_options(delay=1), "apply_async", "'TaskCall' object has no attribute 'apply_async'; it is .enq"),
-        (
-            manager.handle("t"),
-            "get",
-            "'TaskHandle' object has no attribute 'get'; it is `await handle`, or handle.wait",
-        ),
-        (manager, "add_job", "'TaskManager' object has no attribute 'add_job'; declare it with @manager.task"),
-        (manager, "AsyncResult", "; it is manager.get(task_id) or manager.handle(task_id)"),
-    ],
-)
-def test_methods_of_other_systems_are_refused_with_what_they_are_called_here(thing: Any, name: str, said: str) -> None:
-    """`hasattr` is False as before."""
-    assert not hasattr(thing, name)
-    with pytest.raises(AttributeError) as refused:
-        getattr(thing, name)
-    assert said in str(refused.value)
-
-
-@pytest.mark.parametrize("name", ["frobnicate", "statsu", "_private", "__deepcopy__"])
-def test_other_unknown_attributes_are_refused_as_python_does_it(name: str) -> None:
-    """It suggests what is similar by itself, for which it wants to know the name and the object."""
-    with pytest.raises(AttributeError) as refused:
-        getattr(manager, name)
-    assert str(refused.value) == f"'TaskManager' object has no attribute {name!r}"
-    assert (refused.value.name, refused.value.obj) == (name, manager)
-
-
-def test_words_of_other_systems_are_no_methods_here_and_what_is_advised_is() -> None:
-    """Nor does one of them stand for two things."""
-    for cls in (TaskCall, Task, TaskHandle, TaskManager):
-        advice = _ATTRIBUTES.get(cls.__name__, {})
-        words = [word for theirs in advice.values() for word in theirs.split()]
-        assert [word for word in words if hasattr(cls, word)] == []
-        assert sorted({*words}) == sorted(words)
-    advised = re.findall(r"\b(manager|handle)\.(\w+)", " ".join(" ".join(each) for each in _ATTRIBUTES.values()))
-    owners = {"manager": TaskManager, "handle": TaskHandle}
-    assert [each for owner, each in advised if not hasattr(owners[owner], each)] == []
-    assert len(advised) > 10
