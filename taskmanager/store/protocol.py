@@ -79,6 +79,8 @@ class ClaimRequest(NamedTuple):
     in the same transaction, and only so many are taken that they come to no more than that. Beside it, the places of
     `lenders` may be used, RUNNING tasks of the owner that wait for others, except for `borrowed` that are in use.
 
+    With `most`, it and the requests before it in the same claim take no more than so many together.
+
     With `starting`, the claim starts rows that are plain: without a crash, a `good_until` and a cancel request. `now`
     is its token, which stands in `claimed_at` of all that it takes, and in `started_at` of what it starts.
 
@@ -96,8 +98,13 @@ class ClaimRequest(NamedTuple):
     file_limit: int | None = None
     lenders: Collection[str] = ()
     borrowed: int = 0
+    most: int | None = None
     starting: Starting | None = None
     others_due_at: int | None = None
+
+    def after(self, count: int) -> "ClaimRequest":
+        """What is asked for when the requests before it have taken so many."""
+        return self if self.most is None else self._replace(limit=min(self.limit, self.most - count))
 
 
 class FreeQueue(NamedTuple):

@@ -418,6 +418,15 @@ async def test_claims_for_several_queues_are_each_kept_to_their_own_limit(store:
     assert await store.claim(*requests) == []
 
 
+async def test_claims_for_several_queues_share_what_they_may_take_together(store: Store) -> None:
+    """The first ones go first; what nobody of them takes is left to the next."""
+    for queue in ("gpu", "cpu", "last"):
+        await put(store, *(task(f"{queue}{each}", queue_name=queue) for each in range(3)))
+    requests = [_places(ME, 2)._replace(queue_name=each, limit=5, most=3) for each in ("nothing", "gpu", "cpu", "last")]
+    assert [row.task_id for row in await store.claim(*requests)] == ["gpu0", "gpu1", "cpu0"]
+    assert [row.task_id for row in await store.claim(*requests)] == ["cpu1", "last0", "last1"]
+
+
 async def test_a_task_that_waits_lends_its_place_to_its_own_instance(store: Store) -> None:
     """To nobody else, not twice, and only as long as its row says that it runs."""
     await put(store, task("parent", queue_name="gpu", status="RUNNING"), *(task(n, queue_name="gpu") for n in "abcd"))

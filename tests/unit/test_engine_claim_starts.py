@@ -467,10 +467,10 @@ async def test_no_sweep_of_a_start_comes_before_its_first_claim() -> None:
         await turns_until(lambda: store.calls.count("fetch_expired") > before)
 
 
-def many_limited(count: int) -> tuple[TaskManager, list[Any], list[int]]:
+def many_limited(count: int, concurrency: int = 100) -> tuple[TaskManager, list[Any], list[int]]:
     """A manager with so many queues of one place in the file, a task for each, and how many run in each."""
     queues = [QueueConfig(f"q{number}", max_concurrency=1, scope="file") for number in range(count)]
-    manager, running = manager_of(concurrency=100, queues=queues), [0] * count
+    manager, running = manager_of(concurrency=concurrency, queues=queues), [0] * count
 
     @manager.task(persist=True)
     async def work(number: int) -> int:
@@ -494,6 +494,40 @@ async def test_queues_with_limits_in_the_file_are_claimed_for_together() -> None
         assert {await handle for handle in handles} == {1}
         assert store.calls.count("claim") - before < 40
         assert_counters(engine_of(manager))
+
+
+async def test_claims_for_many_queues_take_no_more_than_can_start_here() -> None:
+    """What waited here for a slot would keep its place from other processes, for as long as the tasks run."""
+    manager, tasks, _ = many_limited(80, concurrency=4)
+    async with world_of(manager) as (world, _):
+        handles = [task.enqueue(number) for number, task in enumerate(tasks)]
+        most = 0
+        while not all(handle.status.is_terminal for handle in handles):
+            await world.advance(0.005)
+            most = max(most, len(engine_of(manager).live))  # nothing else is here
+        assert most <= 8
+        assert_counters(engine_of(manager))
+
+
+async def test_of_equal_queues_the_one_that_waits_longest_is_claimed_for_first() -> None:
+    """The free rows of another one could fill all slots again and again."""
+    manager = manager_of(concurrency=2, queues=[QueueConfig(name, max_concurrency=9, scope="file") for name in "ab"])
+    begun: list[str] = []
+
+    @manager.task(persist=True)
+    async def work(name: str) -> None:
+        begun.append(name)
+        await asyncio.sleep(0.01)
+
+    async with world_of(manager) as (world, _):
+        for name, count in (("a", 4), ("b", 2), ("a", 20)):
+            for _ in range(count):
+                work.with_options(queue_name=name).enqueue(name)
+            await world.advance(0.001)
+        await world.advance(5)
+        await manager.join()
+        assert begun.count("a") == 24
+        assert "".join(begun).rindex("b") < 10
 
 
 async def test_a_lost_answer_to_claims_for_many_queues_is_asked_again_whole() -> None:

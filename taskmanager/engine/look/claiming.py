@@ -135,13 +135,13 @@ class Claimer:
         return claimed > 0
 
     def _in_turn(self, due: Iterable[FreeQueue]) -> Iterator[Turn]:
-        """Yield the queues with their functions, the best first.
+        """Yield the queues with their functions, the best first; of those that are equal, the one that waits longest.
 
         Where another queue of the same priority is still to come, its rows may be better. Both are claimed then, and
         the dispatcher compares them.
         """
         names_by_queue: dict[str, list[str]] = {}
-        for each in due:
+        for each in sorted(due, key=lambda each: each.next_due_at):
             names_by_queue.setdefault(each.queue_name, []).append(each.task_name)
         queues = [self._dispatcher.queue(name) for name in names_by_queue]
         queues.sort(key=lambda queue: queue.config.priority)
@@ -213,26 +213,31 @@ class Claimer:
         return sum([await self._claim_shared(lane, shared) for lane in self._dispatcher.lanes])
 
     async def _claim_shared(self, lane: Lane, queues: Sequence[tuple[SharedLimit, QueueState, list[str]]]) -> int:
+        """Claim for the functions of one lane: for all these queues no more than it has slots, the best queue first."""
         asked: list[tuple[ClaimRequest, SharedLimit, int]] = []
+        free = self._dispatcher.lanes[lane].free
+        most = min(free, CLAIM_PAGE)
         for shared, queue, names in queues:
             known = [name for name in names if self._definitions[name].lane == lane]
-            room = self._dispatcher.lanes[lane].free - shared.waiting_in(lane, self._live)
+            room = free - shared.waiting_in(lane, self._live)
             if known and room <= 0:
                 shared.short_lanes.add(lane)
             elif known:
                 stuck = shared.count(self._live, self._runner.attempts_in(queue.config.name))
-                request = self._request(known, queue.config.name, min(room, CLAIM_PAGE // len(queues)))._replace(
+                request = self._request(known, queue.config.name, min(room, CLAIM_PAGE))._replace(
                     file_limit=max(0, shared.limit - stuck),
                     lenders=shared.lenders(self._live),
                     borrowed=shared.borrowed,
+                    most=most,
                 )
                 asked.append((request, shared, room))
         rows = await self._claim(*(request._replace(now=asked[-1][0].now) for request, *_ in asked)) if asked else []
         got = Counter(row.queue_name for row in rows)
         for request, shared, room in asked:
-            if got[request.queue_name] >= room:
+            most -= got[request.queue_name]
+            if got[request.queue_name] >= room or (most <= 0 and len(rows) >= free):
                 shared.short_lanes.add(lane)
-            elif got[request.queue_name] >= request.limit:
+            elif most <= 0:
                 self._life.wants_claim.set()
         return len(rows)
 

@@ -201,7 +201,8 @@ class PostgresStore(Verbs):
         """See `Store.claim`. Each in a transaction of its own: instances may lock the places of queues in any order."""
         rows: list[TaskRow] = []
         for each in requests:
-            rows += await super().claim(each)
+            if (request := each.after(len(rows))).limit > 0:
+                rows += await super().claim(request)
         return rows
 
     async def fetch_expired(self, now: int, *, limit: int) -> list[TaskRow]:

@@ -148,8 +148,11 @@ def claim(
     if not requests:
         return []
     try:
+        rows: list[TaskRow] = []
         with counted(connection, counting, is_beside=is_beside) as noted:
-            return [row for each in requests for row in _claimed(connection, each, noted, is_beside=is_beside)]
+            for each in requests:
+                rows += _claimed(connection, each.after(len(rows)), noted, is_beside=is_beside)
+        return rows
     except _MustBeAlone:
         return claim(connection, requests, counting, is_beside=False)
     except connection.too_large:  # together longer than the longest text (1 GB); the rest is found by the next look
@@ -168,7 +171,7 @@ def _may_find(connection: Session, request: ClaimRequest) -> bool:
 
 def _claimed(connection: Session, request: ClaimRequest, noted: Noted, *, is_beside: bool) -> list[TaskRow]:
     limit = request.limit
-    if request.file_limit is not None:
+    if limit > 0 and request.file_limit is not None:
         limit = min(limit, _places(connection, request, request.file_limit))
     claimed = connection.take(request, limit) if limit > 0 else []
     if not all(map(_is_taken, claimed)):
