@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
-from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from taskmanager.duties.heartbeat import Heartbeat
@@ -172,12 +171,10 @@ class Supervisor:
         self, name: str, interval_s: float, work: Callable[[], Awaitable[Any]], *, at_once: bool = False
     ) -> None:
         """Begin a duty. It is begun again when other code has cancelled it, and then its first round is never at once:
-        what the round before has left for the next one is to be left for the whole interval.
+        what a round leaves to the next one has the whole interval.
         """
-        begun = count()
-        self._host.start(
-            name, lambda: _repeat(name, interval_s, work, at_once and not next(begun), self._failing_duties)
-        )
+        is_first = iter((at_once,))
+        self._host.start(name, lambda: _repeat(name, interval_s, work, next(is_first, False), self._failing_duties))
 
 
 def pause_s(interval_s: float, surprised: int) -> float:

@@ -55,7 +55,7 @@ class Life:
     whole_looks_wanted = 0
     """How often a look at all news was wanted: a write without an answer may have asked for what nobody has heard."""
     unanswered_claim: Sequence[ClaimRequest] = ()
-    """The requests, of one token, whose answer is on its way, or was lost."""
+    """What the last claim has asked for, with one token, while its answer is on its way, or lost. Else nothing."""
 
     # These call the verbs, so they are made after them; see `attach`.
     _inbox: Inbox

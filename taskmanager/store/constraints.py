@@ -24,7 +24,7 @@ AGAIN: Final = _ALWAYS | _WORKER | {
     "retry_count", "crash_count", "snooze_count",
 }  # fmt: skip
 FREED: Final = AGAIN | {"task_options"}
-"""Any instance may claim it, so its options say by now which one has accepted it."""
+"""Another instance may claim it, so its options must name the one that has accepted it."""
 REPORT: Final = _ALWAYS | {"retry_count", "crash_count", "failed_reason", "log"}
 """While it runs: its progress, its steps, and that a stop has interrupted it whose thread goes on. A step that is new
 gives the retries and the crashes back.

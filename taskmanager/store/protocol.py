@@ -220,9 +220,14 @@ class Store(WorkflowStore, UpkeepStore, WatchedStore, Protocol):
     async def claim(self, *requests: ClaimRequest) -> list[TaskRow]:
         """PENDING and free → CLAIMED by `owner`, or RUNNING, in one transaction; the rows as they are now, best first.
 
-        A row that cannot be read never runs, so it is FAILED here: an `UnreadableRow` among the others. Several
-        requests have one token, and each is for another queue; in a file one transaction serves them all.
+        A row that cannot be read never runs, so it is FAILED here: an `UnreadableRow` among the others. Requests
+        that come together have the same token and different queues.
         """
+        ...
+
+    @property
+    def most_claimed_together(self) -> int:
+        """For how many queues with a limit one claim asks at most. On a server the places of each are locks."""
         ...
 
     async def fetch_claim(self, owner: str, claimed_at: int) -> list[TaskRow]:

@@ -4,7 +4,7 @@ Functions are looked up before the claim, so a row of an unknown function is nev
 rows as it has room for; the rest stays free, and costs nothing until there is room again.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import Context
 from itertools import groupby, islice
@@ -27,8 +27,6 @@ from taskmanager.store.protocol import ClaimRequest, FreeQueue
 
 CLAIM_PAGE: Final = 1_000
 """Rows per claim: bounds how long one claim holds the store, and the loop that takes its rows in."""
-MOST_TOGETHER: Final = 50
-"""Queues with a limit for the file that are claimed for in one transaction. To ask for one takes some 0.1 ms."""
 FIRST_PAGE: Final = 200
 """Rows per queue that are claimed before the start returns: the best of all, more than start at once by default."""
 BEST_PRIORITY: Final = 1
@@ -129,7 +127,7 @@ class Claimer:
         claimed = 0
         in_turn = self._in_turn(each for each in known if each.next_due_at <= now)
         for is_shared, turns in groupby(in_turn, lambda turn: turn.queue.shared_limit is not None):
-            while part := list(islice(turns, MOST_TOGETHER if is_shared else 1)):
+            while part := list(islice(turns, self._store.most_claimed_together if is_shared else 1)):
                 self._may_start = len(part) == 1 and part[0].may_start
                 claimed += await (self._fill_shared(part) if is_shared else self._fill(part[0].queue, part[0].names))
         return claimed > 0
@@ -198,15 +196,15 @@ class Claimer:
     async def _fill_shared(self, turns: Iterable[Turn]) -> int:
         """Claim for queues whose limits hold for all instances: no more than can start here at once.
 
-        Such a claim does not tell whether rows are left, so there may be some until a look finds none.
+        The answer does not tell whether rows are left. So some are assumed, until a look finds none.
         """
         shared: list[tuple[SharedLimit, QueueState, list[str]]] = []
         for queue, names, _ in turns:
             limit = queue.shared_limit
             assert limit is not None
             queue.leave_some()
-            is_closed = queue.is_paused or self._life.is_stopping or limit.is_left_to_others
-            limit.is_owed = is_closed or await self._fairness.yields(queue, names, self._neighbours.living)
+            is_left = self._is_closed(queue) or limit.is_left_to_others
+            limit.is_owed = is_left or await self._fairness.yields(queue, names, self._neighbours.living)
             if not limit.is_owed:
                 limit.short_lanes.clear()
                 shared.append((limit, queue, names))
@@ -218,6 +216,9 @@ class Claimer:
         free = self._dispatcher.lanes[lane].free
         most = min(free, CLAIM_PAGE)
         for shared, queue, names in queues:
+            if self._is_closed(queue):  # since its turn began
+                shared.is_owed = True
+                continue
             known = [name for name in names if self._definitions[name].lane == lane]
             room = free - shared.waiting_in(lane, self._live)
             if known and room <= 0:
@@ -240,6 +241,9 @@ class Claimer:
             elif most <= 0:
                 self._life.wants_claim.set()
         return len(rows)
+
+    def _is_closed(self, queue: QueueState) -> bool:
+        return queue.is_paused or self._life.is_stopping
 
     async def take_over(self, queue_name: str, due_at: int) -> list[TaskRow]:
         """Start tasks that wait at other instances and were due at that instant, as many as there are slots for."""
@@ -322,7 +326,9 @@ class Claimer:
         return here is not None and (here.owner, here.claimed_at) == (row.claimed_by_worker_id, row.claimed_at)
 
     def _take_in(self, requests: Sequence[ClaimRequest], rows: Sequence[TaskRow]) -> None:
-        readable = self._readable(rows)
+        by_queue: defaultdict[str, list[TaskRow]] = defaultdict(list)
+        for row in self._readable(rows):
+            by_queue[row.queue_name].append(row)
         for request in requests:
             lent = 0
             shared = self._dispatcher.queue(request.queue_name).shared_limit
@@ -330,8 +336,7 @@ class Claimer:
                 # What was committed before the claim is known here by now: memory says what the claim has seen.
                 shared.count(self._live, self._runner.attempts_in(request.queue_name))
                 lent = max(0, shared.held_of(request.lenders) - shared.borrowed)
-            of_it = (row for row in readable if row.queue_name == request.queue_name)
-            for number, row in enumerate(of_it):
+            for number, row in enumerate(by_queue[request.queue_name]):
                 self._take(row, is_granted=number >= lent)
 
     async def _end_unreadable(self, odd: list[FreeQueue]) -> None:

@@ -169,7 +169,7 @@ class Untold:
             _forget_oldest(noted)
 
     def makes_once(self, task_ids: Iterable[str]) -> None:
-        """Note that failures, or schedules, enqueue these. It may be written again; only the first time is told."""
+        """Note tasks that a failure or a schedule enqueues. The write may be repeated; they are told of once."""
         if new := [task_id for task_id in task_ids if task_id not in self._once]:
             self._once.update(dict.fromkeys(new))
             _forget_oldest(self._once)
@@ -189,7 +189,7 @@ class Untold:
     def take_made(self, task_id: str, *, is_ours: bool = True) -> bool:
         """Return whether this one was to be made, and forget it: the caller tells of it now.
 
-        One that our write has not made (`is_ours`) may be made by a later one.
+        If it was not our write that has made it (`is_ours`), a later one of ours still may.
         """
         if not is_ours:
             self._once.pop(task_id, None)

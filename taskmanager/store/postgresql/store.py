@@ -23,7 +23,7 @@ from taskmanager.store.postgresql.lives import MIN_GRACE_S, SILENCE_S, saying_no
 from taskmanager.store.postgresql.schema import never_dead
 from taskmanager.store.postgresql.session import PostgresSession
 from taskmanager.store.postgresql.watch import Watch
-from taskmanager.store.protocol import FREE_COUNT_CAP, ClaimRequest, CommitReport, FreeQueue, InstanceRow
+from taskmanager.store.protocol import FREE_COUNT_CAP, CommitReport, FreeQueue, InstanceRow
 from taskmanager.store.sql import claims, pruning, transitions
 from taskmanager.store.sql import instances as instance_rows
 from taskmanager.store.sql.counting import add_counted
@@ -197,14 +197,6 @@ class PostgresStore(Verbs):
             return await self._read(PostgresSession.free_pairs, self.clock_offset_us)
         return await super().free_queues(count_cap, is_bounded=is_bounded)
 
-    async def claim(self, *requests: ClaimRequest) -> list[TaskRow]:
-        """See `Store.claim`. Each in a transaction of its own: instances may lock the places of queues in any order."""
-        rows: list[TaskRow] = []
-        for each in requests:
-            if (request := each.after(len(rows))).limit > 0:
-                rows += await super().claim(request)
-        return rows
-
     async def fetch_expired(self, now: int, *, limit: int) -> list[TaskRow]:
         return await self._read(PostgresSession.fetch_expired, now, limit)
 
@@ -231,6 +223,8 @@ class PostgresStore(Verbs):
         return report
 
     works_in_thread = True
+    most_claimed_together = 1
+    """Two instances may ask in different orders, and each would wait for what the other has locked."""
 
     def begin_commit(
         self, writes: Sequence[Write], loop: asyncio.AbstractEventLoop

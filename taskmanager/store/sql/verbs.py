@@ -84,6 +84,9 @@ class Verbs:
         """A write whose commit does not wait for the disk, because after a power cut it would simply be done again."""
         raise NotImplementedError
 
+    most_claimed_together = 50
+    """Each takes some 0.1 ms more of the transaction."""
+
     async def claim(self, *requests: ClaimRequest) -> list[TaskRow]:
         if all(request.starting is None for request in requests):
             return await self._write_unsynced(claims.claim, requests, self._counting)

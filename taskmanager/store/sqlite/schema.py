@@ -1,6 +1,6 @@
 """The schema as numbered migrations: `migrations/NNNN_name.sql`, each applied in one transaction with its version row.
 
-Several processes may start at once. Each reads the version again under the write lock, so each migration runs once. Of
+Several processes may start at once. Each reads the version again under the write lock, so each migration runs once. In
 a new file all are applied in one transaction.
 
 A step that adds runs beside older instances that use the file: their statements still find all that they name. A step

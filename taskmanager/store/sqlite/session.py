@@ -73,9 +73,7 @@ def statement(kind: Kind, shared: tuple[str, ...], size: int) -> Statement:
     head, tail = (VALUE.sub(lambda found: places.get(found[1], found[0]), part) for part in kind.sql.split(ROWS))
     row = f"({', '.join('?' * len(bound))})"
     rows = ROWS.replace("VALUES", f"VALUES {', '.join([row] * size)}") if size > 1 else ""
-    if bound == ("id",) and tail.startswith(
-        by_id := f" WHERE t.id = {places['id']}"
-    ):  # rows are changed as they are found
+    if bound == ("id",) and tail.startswith(by_id := f" WHERE t.id = {places['id']}"):  # no table of values to join
         rows, tail = f"WHERE t.id IN ({', '.join('?' * size)})", tail.removeprefix(by_id)
     before, each, after = (_picker(kind, names) for names in (VALUE.findall(head), bound, VALUE.findall(tail)))
     return Statement(VALUE.sub("?", head + rows + tail), before, each, after, len(bound))
