@@ -55,7 +55,9 @@ class Cutter:
                         await asyncio.wait([back])
                         if when == "after":
                             to_server.write(sent)
+                            rest = asyncio.create_task(_pass_on(client, to_server))  # a part of it may come later
                             await server.read(1)
+                            rest.cancel()
                         self.cut_count += 1
                         return
                     to_server.write(sent)
@@ -65,11 +67,11 @@ class Cutter:
                 _reset(to_server)
 
 
-async def _pass_on(server: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with suppress(OSError):
-        while got := await server.read(1 << 16):
-            to_client.write(got)
-        to_client.close()
+        while got := await reader.read(1 << 16):
+            writer.write(got)
+        writer.close()
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
