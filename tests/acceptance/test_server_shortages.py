@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
@@ -57,8 +58,14 @@ class Crowd:
     def take_all(self) -> None:
         """Take what is free, then end the sessions of managers, and take theirs before they do."""
         self._take()
-        while self._server.psql(f"SELECT pg_terminate_backend(pid) {OURS}"):
-            self._take()
+        free_looks = 0
+        while free_looks < 5:  # a session that is being made is not listed yet
+            if self._server.psql(f"SELECT pg_terminate_backend(pid) {OURS}"):
+                free_looks = 0
+                self._take()
+            else:
+                free_looks += 1
+                time.sleep(0.1)
 
     def _take(self) -> None:
         with suppress(psycopg.OperationalError):
@@ -98,6 +105,7 @@ async def test_server_without_free_connections_is_waited_for(
         before = refusals(server)
         await eventually(lambda: records.count("connection slots are reserved") >= 1, LONG_S)
         await eventually(lambda: refusals(server) >= before + REFUSALS, LONG_S)
+        await eventually(lambda: records.count("could not be made anew so far") >= 1, LONG_S)
         with pytest.raises(StoreUnavailable, match="no connection is free; raise max_connections"):
             await world.once.enqueue().saved(timeout=0.1)
         crowd.leave()
