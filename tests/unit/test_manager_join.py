@@ -127,6 +127,16 @@ async def test_join_by_tags_waits_for_tasks_that_another_process_takes(tmp_path:
         assert {each.status for each in handles} == {TaskStatus.COMPLETED}
 
 
+async def joins_not_before(may_end: asyncio.Event, manager: TaskManager) -> None:
+    """Join what is tagged. It waits over three looks at the file, and until the tasks may end."""
+    looks = engine_of(manager).free_rows
+    seen, joining = looks.look_count, asyncio.ensure_future(manager.join(tags=TAGGED))
+    await until(lambda: looks.look_count >= seen + 3)
+    assert not joining.done()
+    may_end.set()
+    await joining
+
+
 @pytest.mark.parametrize("kind", ["limited", "overflow"])
 async def test_join_waits_for_free_rows_that_another_process_claims(tmp_path: Path, kind: str) -> None:
     """They were accepted here, and had no place in this memory. The only slot here is taken."""
@@ -145,12 +155,7 @@ async def test_join_waits_for_free_rows_that_another_process_claims(tmp_path: Pa
         here.get_task("waits").with_options(priority=1).enqueue(0)
         handles = [here.get_task("waits").with_options(tags=TAGGED).enqueue(number) for number in (1, 2)]
         await until(lambda: len(begun) == 3)
-        looks = engine_of(here).free_rows
-        seen, joining = looks.look_count, asyncio.ensure_future(here.join(tags=TAGGED))
-        await until(lambda: looks.look_count >= seen + 3)
-        assert not joining.done()
-        may_end.set()
-        await joining
+        await joins_not_before(may_end, here)
         assert {each.status for each in handles} == {TaskStatus.COMPLETED}
 
 
@@ -173,12 +178,7 @@ async def test_join_waits_for_what_has_slept_and_runs_on_in_another_process(tmp_
         async with there:
             await there.send(handle.task_id, "go", 1)
             await until(lambda: begun == [1, 2])
-            looks = engine_of(here).free_rows
-            seen, joining = looks.look_count, asyncio.ensure_future(here.join(tags=TAGGED))
-            await until(lambda: looks.look_count >= seen + 3)
-            assert not joining.done()
-            may_end.set()
-            await joining
+            await joins_not_before(may_end, here)
             assert handle.status is TaskStatus.COMPLETED
 
 
